@@ -92,12 +92,7 @@ def driver_of(tls: TlsSocket) -> Iterator[tuple[Driver, Link]]:
     """Make a driver with a heart-beat thread that uses this connection, which is up."""
     options = connect_options(
         (),
-        user=None,
-        password=None,
-        password_file=None,
-        ca=None,
-        certificate=None,
-        key=None,
+        {},
         client_id=None,
         heart_beat_s=10.0,
         reconnects=True,

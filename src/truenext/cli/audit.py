@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from truenext.cli.exit_status import NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, PathParam, SecondsParam
+from truenext.cli.values import SPARK_MASTER, TEXT, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
@@ -19,12 +19,10 @@ from truenext.errors import ConfigurationError, TruenextError
 )
 @click.option("--since", type=click.DateTime(), help="Ignore events before this time, UTC.")
 @click.option("--queue", type=TEXT, help="Audit only this queue.")
-@click.option(
+@seconds_option(
     "--stuck",
     "stuck_seconds",
-    type=SecondsParam(),
     default=10.0,
-    show_default=True,
     help="Seconds without a dispatch after which a ready message with a free consumer counts as stuck.",
 )
 @click.option(

@@ -1,5 +1,7 @@
 """`truenext redrive`, `move` and `purge`: bulk work on the messages of a queue."""
 
+from typing import Any
+
 import click
 
 from truenext.cli.bulk_work import (
@@ -29,15 +31,7 @@ count_option = click.option(
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
 @broker_options
-def redrive(
-    queue: str,
-    numbers: tuple[int, ...],
-    selector: str | None,
-    count: int | None,
-    dry_run: bool,
-    as_json: bool,
-    broker: BrokerOptions,
-) -> None:
+def redrive(queue: str, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
     """Move dead letters back to the queues that they came from.
 
     Moves the dead letters of QUEUE, such as DLQ.orders, each once.
@@ -48,7 +42,7 @@ def redrive(
     """
     remaining_reason = "held by consumers, still being committed, or with an unknown original queue"
     kind = BulkWorkKind("redrive", "moved", remaining_reason)
-    BulkWork(kind, {"queue": queue}, numbers, selector, count, is_dry=dry_run).run(broker, as_json=as_json)
+    BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)
 
 
 @click.command()
@@ -60,16 +54,7 @@ def redrive(
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
 @broker_options
-def move(
-    queue: str,
-    to: str,
-    numbers: tuple[int, ...],
-    selector: str | None,
-    count: int | None,
-    dry_run: bool,
-    as_json: bool,
-    broker: BrokerOptions,
-) -> None:
+def move(queue: str, to: str, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
     """Move the messages that wait in QUEUE to the queue TO.
 
     Each message is moved once, and is a new arrival there.
@@ -77,9 +62,8 @@ def move(
     Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too. If
     the command is interrupted, a second call continues. Exits 1 if the message of an --id was not moved.
     """
-    work = BulkWork(BulkWorkKind("move", "moved", HELD), {"queue": queue}, numbers, selector, count, is_dry=dry_run)
-    work.request["to"] = to
-    work.run(broker, as_json=as_json)
+    kind = BulkWorkKind("move", "moved", HELD)
+    BulkWork(kind, {"queue": queue, "to": to}, **options).run(broker, as_json=as_json)
 
 
 @click.command()
@@ -88,10 +72,10 @@ def move(
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and remove none.")
 @json_option
 @broker_options
-def purge(queue: str, selector: str | None, dry_run: bool, as_json: bool, broker: BrokerOptions) -> None:
+def purge(queue: str, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
     """Remove the messages that wait in QUEUE.
 
     Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too.
     """
     kind = BulkWorkKind("purge", "removed", HELD)
-    BulkWork(kind, {"queue": queue}, (), selector, None, is_dry=dry_run).run(broker, as_json=as_json)
+    BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)

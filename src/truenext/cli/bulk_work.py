@@ -2,7 +2,7 @@
 progress on standard error."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import BrokerOptions, connected, send_control_request
+from truenext.cli.connection import BrokerOptions, connected, control_answers, send_control_request
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR
@@ -57,13 +57,9 @@ def run_in_pieces(
     task = bar.add_task(verb, total=total)
     totals = ProgressReporter(done)
     count = 0
-    after: list[int] | None = [0, 0]
-    until: dict[str, int] = {}
     with bar:
-        while after is not None:
-            answer = send_control_request(connection, verb, request | until | {"after": after})
+        for answer in control_answers(connection, verb, request):
             count += answer["moved"]
-            after, until = answer["next"], {"until": answer["until"]}
             bar.update(task, completed=count)
             if not console.is_terminal:
                 totals.report_if_due(count)
@@ -107,23 +103,20 @@ class BulkWork:
         self,
         kind: BulkWorkKind,
         target: dict[str, str],
-        numbers: tuple[int, ...],
-        selector: str | None,
-        limit: int | None,
         *,
-        is_dry: bool,
+        dry_run: bool,
+        selector: str | None,
+        count: int | None = None,
+        numbers: Iterable[int] = (),
     ) -> None:
-        """Prepare the work for the messages of `target`. `numbers`, `selector` and `limit` restrict the work
-        to some of these messages."""
+        """Prepare the work for the messages of `target`. The further arguments are the values of the command's options:
+        `numbers`, `selector` and `count` restrict the work to some of these messages."""
         self._kind = kind
-        self._done = f"would be {kind.participle}" if is_dry else kind.participle
-        self._limit = limit
-        self._is_dry = is_dry
-        self.request: dict[str, Any] = target | {"dry_run": is_dry}
-        if selector is not None:
-            self.request["selector"] = selector
-        if limit is not None:
-            self.request["limit"] = limit
+        self._done = f"would be {kind.participle}" if dry_run else kind.participle
+        self._limit = count
+        self._is_dry = dry_run
+        options = {"dry_run": dry_run, "selector": selector, "limit": count}
+        self._request: dict[str, Any] = target | {name: each for name, each in options.items() if each is not None}
         self._missing = set(numbers)
         self._count = 0
         self._moved_to = Counter[str]()
@@ -158,13 +151,13 @@ class BulkWork:
             raise SystemExit(1)
 
     def _run_all_pieces(self, connection: Connection) -> None:
-        total = self._limit or queue_count(connection, self.request["queue"], self._kind.counted)
+        total = self._limit or queue_count(connection, self._request["queue"], self._kind.counted)
         numbers = sorted(self._missing)
         # One request takes NUMBERS_MAX numbers at most.
         for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
             if numbers:
-                self.request["sequences"] = numbers[first : first + NUMBERS_MAX]
-            for answer in run_in_pieces(connection, self._kind.verb, self.request, total=total, done=self._done):
+                self._request["sequences"] = numbers[first : first + NUMBERS_MAX]
+            for answer in run_in_pieces(connection, self._kind.verb, self._request, total=total, done=self._done):
                 self._count += answer["moved"]
                 self._moved_to.update(answer["to"])
                 self._left_count += answer["left"]
@@ -174,7 +167,7 @@ class BulkWork:
                 if self._limit is not None:
                     if self._count >= self._limit:
                         return
-                    self.request["limit"] = self._limit - self._count
+                    self._request["limit"] = self._limit - self._count
 
     def _print_result(self) -> None:
         for name, count in sorted(self._moved_to.items()):

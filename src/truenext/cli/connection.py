@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.values import TEXT, URL, PathParam, SecondsParam, UrlOption, VariableOption
+from truenext.cli.values import TEXT, URL, PathParam, UrlOption, VariableOption, seconds_option
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
@@ -87,12 +87,10 @@ _key_option = click.option(
 )
 
 
-timeout_option = click.option(
+timeout_option = seconds_option(
     "--timeout",
     "connect_timeout_s",
-    type=SecondsParam(),
     default=CLOSE_TIMEOUT_S,
-    show_default=True,
     help="Seconds within which the broker must accept the login.",
 )
 
@@ -260,3 +258,17 @@ def send_control_request(connection: Connection, verb: str, request: object = No
     Raises: TruenextError if the broker refuses it, or the connection is lost; TimeoutError without an answer
     """
     return msgspec.json.decode(connection.control_request(verb, request))
+
+
+def control_answers(connection: Connection, verb: str, request: dict[str, Any]) -> Iterator[Any]:
+    """Yield the decoded answers to a control request that the broker does in pieces, until nothing is left. The caller
+    may change `request` between two answers.
+
+    Raises: TruenextError if the broker refuses a piece, or the connection is lost; TimeoutError without an answer
+    """
+    after: list[int] | None = [0, 0]
+    until: dict[str, int] = {}
+    while after is not None:
+        answer = send_control_request(connection, verb, request | until | {"after": after})
+        after, until = answer["next"], {"until": answer["until"]}
+        yield answer

@@ -15,7 +15,8 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, address_options, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
-from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
+from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, seconds_option
+from truenext.client.core.send_options import SendOptions
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 
@@ -105,15 +106,9 @@ def send(
     is_whole = False
     try:
         with connected(broker) as connection:
+            options: SendOptions = {"priority": priority, "persistent": not transient, "headers": dict(headers)}
             try:
-                connection.send_many(
-                    queue,
-                    progress.count_each(bodies),
-                    timeout=SEND_TIMEOUT_S,
-                    priority=priority,
-                    persistent=not transient,
-                    headers=dict(headers),
-                )
+                connection.send_many(queue, progress.count_each(bodies), timeout=SEND_TIMEOUT_S, **options)
             except ValueError as error:
                 raise CommandFailure(error) from error
         is_whole = True
@@ -152,11 +147,9 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
     help="Receive messages until Ctrl-C. If the connection is lost, say so on standard error and reconnect. A "
     "broker must answer at the start.",
 )
-@click.option(
+@seconds_option(
     "--timeout",
-    type=SecondsParam(),
     default=2.0,
-    show_default=True,
     help="Seconds to wait for a message. If this is more than 10, the command also waits this long for the broker.",
 )
 @selector_option

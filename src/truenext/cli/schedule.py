@@ -66,14 +66,7 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 @click.option("--dry-run", is_flag=True, help="Print the number of sends, and cancel none.")
 @json_option
 @broker_options
-def unschedule(
-    destination: str,
-    numbers: tuple[int, ...],
-    selector: str | None,
-    dry_run: bool,
-    as_json: bool,
-    broker: BrokerOptions,
-) -> None:
+def unschedule(destination: str, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
     """Cancel scheduled sends to DESTINATION.
 
     Cancels all of them, or only the sends that --id or --selector names. Messages that were sent already are not
@@ -82,8 +75,7 @@ def unschedule(
     Write DESTINATION as `truenext scheduled` shows it. Exits 1 if the send of an --id was not cancelled.
     """
     kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, counted="scheduled")
-    work = BulkWork(kind, _request_target(destination), numbers, selector, None, is_dry=dry_run)
-    work.run(broker, as_json=as_json)
+    BulkWork(kind, _request_target(destination), **options).run(broker, as_json=as_json)
 
 
 def _request_target(destination: str) -> dict[str, str]:

@@ -81,8 +81,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         make_broker = partial(Broker, engine, store, history=history, users=configuration.users)
         make_listener = partial(Listener, identity=recovered.identity, server_name=settings.server_name)
         apply = partial(_apply_changes, tls, exporter)
-        make_reloadable = partial(_make_reloadable, configuration, reread, apply)
-        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloadable)
+        make_reloader = None if reread is None else partial(Reloader, configuration, reread)
+        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)
         run = partial(run, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
@@ -166,22 +166,6 @@ def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: B
         exporter.set_retention(bytes_max=changed.broker.history_bytes_max, days_max=changed.broker.history_days_max)
 
 
-def _make_reloadable(
-    configuration: Configuration,
-    reread: Callable[[], Configuration] | None,
-    apply: Callable[[Broker, Configuration], None],
-    broker: Broker,
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    if reread is not None:
-        broker.reload = Reloader(configuration, reread, apply=partial(apply, broker)).reload
-        # Not `loop.add_signal_handler`: the loop would reload once more for a SIGHUP that was noted before.
-        signal.signal(signal.SIGHUP, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(broker.reload))
-        if early_signals.has_noted_sighup():
-            # The loop calls it once all listeners are there.
-            loop.call_soon(broker.reload)
-
-
 def fault_of_memory_limit(limit: int) -> str | None:
     """Return why this machine has too little memory for `limit` bytes; None if it has enough."""
     available = machine.memory_bytes()
@@ -222,7 +206,8 @@ async def _run(
     make_listener: Callable[..., Listener],
     addresses: Sequence[Address],
     tls: ListenerTls,
-    make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
+    make_reloader: Callable[..., Reloader] | None,
+    apply: Callable[[Broker, Configuration], None],
     *,
     after_clean_stop: bool,
 ) -> None:
@@ -239,7 +224,15 @@ async def _run(
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
         await broker.start(after_clean_stop=after_clean_stop)
-        make_reloadable(broker, loop)
+        if make_reloader is not None:
+            broker.reload = make_reloader(apply=partial(apply, broker)).reload
+            # Not `loop.add_signal_handler`: the loop would reload once more for a SIGHUP that was noted before.
+            signal.signal(
+                signal.SIGHUP, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(broker.reload)
+            )
+            if early_signals.has_noted_sighup():
+                # The loop calls it once all listeners are there.
+                loop.call_soon(broker.reload)
         listeners: list[Listener] = []
         try:
             for address in addresses:

@@ -92,53 +92,44 @@ generate_option = click.option(
 def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each kind of grant to a command. The command gets these options as the argument `grants`: keys
     and values, as in a user's table of the file."""
-    helps = {
-        Right.SEND: "Grant to send to these queues or topics.",
-        Right.TAKE: "Grant to consume these queues, and to subscribe to these topics.",
-        Right.BROWSE: "Grant to browse these queues: to read messages without consuming them.",
-        Right.MANAGE: "Grant to pause, resume, purge, move, redrive and unschedule in these queues.",
-    }
 
+    @_right_option(Right.SEND, "Grant to send to these queues or topics.")
+    @_right_option(Right.TAKE, "Grant to consume these queues, and to subscribe to these topics.")
+    @_right_option(Right.BROWSE, "Grant to browse these queues: to read messages without consuming them.")
+    @_right_option(Right.MANAGE, "Grant to pause, resume, purge, move, redrive and unschedule in these queues.")
+    @click.option(
+        "--role",
+        ROLES,
+        type=NAME,
+        multiple=True,
+        help="Give the user all grants of this role, a table [role.NAME] of the users file.",
+    )
+    @click.option(
+        "--client-id",
+        CLIENT_IDS,
+        type=CLIENT_ID,
+        multiple=True,
+        help="Grant to use durable subscriptions of this client id.",
+    )
+    @click.option(
+        "--monitor", is_flag=True, help="Grant to send the control requests `status`, and `queues` for all queues."
+    )
+    @click.option(
+        "--admin",
+        is_flag=True,
+        help="Grant to send the control requests `reload`, and `scheduled` and `unschedule` for all destinations.",
+    )
     @wraps(command)
     def with_grants(**values: Any) -> None:
         lists = {key: list(dict.fromkeys(values.pop(key))) for key in _LISTS}
         flags = {key: values.pop(key) for key in (MONITOR, ADMIN)}
         command(grants={key: value for key, value in (lists | flags).items() if value}, **values)
 
-    options = [
-        click.option(f"--{right.value}", type=PATTERN, multiple=True, metavar="PATTERN", help=helps[right])
-        for right in Right
-    ]
-    options += [
-        click.option(
-            "--role",
-            ROLES,
-            type=NAME,
-            multiple=True,
-            help="Give the user all grants of this role, a table [role.NAME] of the users file.",
-        ),
-        click.option(
-            "--client-id",
-            CLIENT_IDS,
-            type=CLIENT_ID,
-            multiple=True,
-            help="Grant to use durable subscriptions of this client id.",
-        ),
-        click.option(
-            "--monitor",
-            is_flag=True,
-            help="Grant to send the control requests `status`, and `queues` for all queues.",
-        ),
-        click.option(
-            "--admin",
-            is_flag=True,
-            help="Grant to send the control requests `reload`, and `scheduled` and `unschedule` for all destinations.",
-        ),
-    ]
-    decorated: Callable[..., Any] = with_grants
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+    return with_grants
+
+
+def _right_option(right: Right, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(f"--{right.value}", type=PATTERN, multiple=True, metavar="PATTERN", help=help)
 
 
 _LISTS = (ROLES, CLIENT_IDS, *(right.value for right in Right))

@@ -229,6 +229,10 @@ class SecondsParam(click.ParamType[float]):
         return seconds
 
 
+def seconds_option(*names: str, default: float, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(*names, type=SecondsParam(), default=default, show_default=True, help=help)
+
+
 class DelayParam(click.ParamType[float]):
     """Number of seconds, given with its unit, such as 500ms, 90s, 2h or 3d."""
 

@@ -24,7 +24,7 @@ def report(text: str, values: dict[str, object]) -> None:
 def warn_unconfirmed(client: Client) -> None:
     """Log, and warn as Python does for unclosed resources, that sends may be lost: the program or its event loop has
     ended without closing the connection."""
-    values = {"count": client.unconfirmed_count, "url": client.connect_backoff.current_address.url}
+    values = {"count": client.unconfirmed_count, "url": client.current_url}
     if values["count"]:
         _logger.warning(NOT_CONFIRMED_TEXT, values)
         warnings.warn("unclosed connection: " + NOT_CONFIRMED_TEXT % values, ResourceWarning, stacklevel=2)

@@ -45,6 +45,6 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def absolute_path(path: Path | str | None) -> str | None:
-    """Return the path of a file as an absolute path, so that the path stays valid if the current folder changes."""
-    return None if path is None else str(Path(path).absolute())
+def absolute_paths(**paths: Path | str | None) -> dict[str, str | None]:
+    """Return the paths of files as absolute paths, so that they stay valid if the current folder changes."""
+    return {name: None if path is None else str(Path(path).absolute()) for name, path in paths.items()}

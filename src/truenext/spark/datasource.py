@@ -32,7 +32,6 @@ from pyspark.sql.types import StructType
 
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError
-from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink.decision import SinkQueues
@@ -106,7 +105,7 @@ class BrowsingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        with BrokerConnection(options.addresses, options.credentials) as broker:
+        with options.connect() as broker:
             for batch in browse(broker, options, partition.value):
                 yield apply_options(batch, options)
 
@@ -188,8 +187,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 context.getLocalProperty("sql.streaming.queryId") or "",
                 context.getLocalProperty("streaming.sql.batchId") or "",
             )
-        connect = partial(BrokerConnection, options.addresses, options.credentials)
-        for batch in read_task(plan, connect, Patience(options.patience_s)):
+        for batch in read_task(plan, options.connect, Patience(options.patience_s)):
             yield apply_options(batch, options)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -202,8 +200,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _source_driver(self) -> SourceDriver:
         if self._driver is None:
-            options = self._options
-            self._driver = SourceDriver(options, partial(BrokerConnection, options.addresses, options.credentials))
+            self._driver = SourceDriver(self._options, self._options.connect)
         return self._driver
 
 
@@ -246,11 +243,8 @@ class QueueWriter(DataSourceArrowWriter):
         _commit(options, queues, options.version, written)
         if options.app is None:
             # No later write has this id.
-            with_broker(
-                lambda broker: purge(broker, queues.decisions),
-                partial(BrokerConnection, options.addresses, options.credentials),
-                Patience(options.patience_s),
-            )
+            purge_decisions = partial(purge, queue=queues.decisions)
+            with_broker(purge_decisions, options.connect, Patience(options.patience_s))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing. Spark also calls this method after a failed `commit`; rows that are decided must then still be
@@ -259,21 +253,11 @@ class QueueWriter(DataSourceArrowWriter):
 
 def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:
     context = TaskContext.get()
-    return write_drafts(
-        bundles(chain.from_iterable(encode_rows(each, options.destination) for each in batches)),
-        queues,
-        batch,
-        0 if context is None else context.partitionId(),
-        partial(BrokerConnection, options.addresses, options.credentials),
-        Patience(options.patience_s),
-    )
+    partition = 0 if context is None else context.partitionId()
+    made = bundles(chain.from_iterable(encode_rows(each, options.destination) for each in batches))
+    return write_drafts(made, queues, batch, partition, options.connect, Patience(options.patience_s))
 
 
 def _commit(options: SinkOptions, queues: SinkQueues, batch: int, written: list[WrittenDrafts]) -> None:
-    commit_batch(
-        queues,
-        batch,
-        tuple(draft for each in written for draft in each.drafts),
-        partial(BrokerConnection, options.addresses, options.credentials),
-        Patience(options.patience_s),
-    )
+    drafts = tuple(draft for each in written for draft in each.drafts)
+    commit_batch(queues, batch, drafts, options.connect, Patience(options.patience_s))

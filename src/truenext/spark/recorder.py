@@ -8,6 +8,7 @@ recorder uses the order of arrival, even if a client would deliver the messages 
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -81,29 +82,26 @@ HistoryRow = dict[str, Any]
 """Event as a row of docs/reference/history.md. Columns that this kind of event does not have are left out."""
 
 
+@dataclass(eq=False)
 class Recorder:
     """Recorder for one broker. It runs workloads, and returns the events that a client sees."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        credentials: Credentials = NO_CREDENTIALS,
-        timeout_s: float = CLOSE_TIMEOUT_S,
-        may_be_remote: bool = False,
-    ) -> None:
-        """Record at `url`, which must accept a login within `timeout_s` seconds. A broker on another machine needs
-        `may_be_remote`.
+    url: str
+    _: KW_ONLY
+    credentials: Credentials = NO_CREDENTIALS
+    timeout_s: float = CLOSE_TIMEOUT_S
+    """Seconds within which the broker must accept a login."""
+    may_be_remote: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the URL.
 
         Raises: ConfigurationError if the broker is on another machine without `may_be_remote`, or the URL is invalid
         """
-        if not (may_be_remote or (address := parse_url(url)).is_loopback):
+        if not (self.may_be_remote or (address := parse_url(self.url)).is_loopback):
             raise ConfigurationError(
                 f"{address.host} is another machine, and a recording loads its broker: allow that with --remote"
             )
-        self._url = url
-        self._credentials = credentials
-        self._timeout_s = timeout_s
         self._name = secrets.token_hex(4)
         self._events: list[HistoryRow] = []
 
@@ -129,7 +127,7 @@ class Recorder:
         return self._events
 
     def _connect(self) -> Connection:
-        return connect(self._url, **self._credentials.arguments(), reconnect=False, timeout=self._timeout_s)
+        return connect(self.url, **self.credentials.arguments(), reconnect=False, timeout=self.timeout_s)
 
     def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: ReportProgress) -> None:
         with self._connect() as connection:
@@ -139,24 +137,13 @@ class Recorder:
                     f"/queue/{queue}", map(self._make_outgoing, chunk, range(first + 1, len(messages) + 1))
                 )
                 for sequence, message in enumerate(chunk, first + 1):
-                    self._add_event(
-                        "accepted",
-                        queue=queue,
-                        sequence=sequence,
-                        priority=message.priority,
-                        persistent=message.persistent,
-                        size=len(_make_body(sequence)),
-                        batch=0,
-                    )
+                    size = len(_make_body(sequence))
+                    self._add_event("accepted", queue=queue, sequence=sequence, **message._asdict(), size=size, batch=0)
                 report("sent", first + len(chunk))
 
     def _make_outgoing(self, message: WorkloadMessage, sequence: int) -> Outgoing:
-        return Outgoing(
-            _make_body(sequence),
-            priority=message.priority,
-            persistent=message.persistent,
-            headers={IDENTITY_HEADER: f"{self._name}-{sequence}"},
-        )
+        headers = {IDENTITY_HEADER: f"{self._name}-{sequence}"}
+        return Outgoing(_make_body(sequence), **message._asdict(), headers=headers)
 
     def _receive(self, count: int, queue: str, window: int, report: ReportProgress) -> None:
         deliveries: dict[int, int] = {}
@@ -179,7 +166,7 @@ class Recorder:
                         self._add_event("acknowledged", queue=queue, sequence=sequence, consumer=1)
                         report("received", received)
                         if received > 2 * count:
-                            raise RemoteProtocolError(f"{self._url} delivers acknowledged messages again and again")
+                            raise RemoteProtocolError(f"{self.url} delivers acknowledged messages again and again")
             self._add_event(DRAINED, queue=queue)
 
     def _parse_identity(self, identity: str, count: int, queue: str) -> int:

@@ -171,10 +171,10 @@ class _Plots:
             parts.append(_side_by_side(figures))
         return f"<section>{''.join(parts)}</section>"
 
-    def _slot(self, spec: plots.Spec | None, kind: str) -> str:
-        if spec is None:
+    def _slot(self, table: pandas.DataFrame, kind: str, plot: Callable[..., plots.Spec], **extent: float) -> str:
+        if table.empty:
             return '<p class="note">No rows.</p>'
-        self._specs.append(spec)
+        self._specs.append(plot(table, **extent))
         return f'<div class="plot {kind}" data-spec="{len(self._specs) - 1}"></div>'
 
     def _draw_order(self, row: list[str]) -> list[str]:
@@ -182,9 +182,7 @@ class _Plots:
         deliveries, arrivals = (int(_maximum(tables, column)) for column in ("delivery", "arrival"))
         return [
             _last_of_highest(table)
-            + self._slot(
-                None if table.empty else plots.order_plot(table, deliveries=deliveries, arrivals=arrivals), "order"
-            )
+            + self._slot(table, "order", plots.order_plot, deliveries=deliveries, arrivals=arrivals)
             for table in tables
         ]
 
@@ -193,10 +191,7 @@ class _Plots:
         tables = [table[table["measure"] == measure] if not table.empty else table for table in tables]
         low = min((float(table["p50"].min()) for table in tables if not table.empty), default=1.0)
         high = _maximum(tables, "p99")
-        return [
-            self._slot(None if table.empty else plots.latency_plot(table, low=low, high=high), "latency")
-            for table in tables
-        ]
+        return [self._slot(table, "latency", plots.latency_plot, low=low, high=high) for table in tables]
 
     def _draw_depth(self, row: list[str]) -> list[str]:
         tables = [
@@ -205,10 +200,7 @@ class _Plots:
         ]
         most = int(max(_maximum(tables, "waiting"), _maximum(tables, "held")))
         seconds = _maximum(tables, "seconds")
-        return [
-            self._slot(None if table.empty else plots.depth_plot(table, most=most, seconds=seconds), "depth")
-            for table in tables
-        ]
+        return [self._slot(table, "depth", plots.depth_plot, most=most, seconds=seconds) for table in tables]
 
 
 def _flows(runs: Sequence[AuditedHistory]) -> Iterator[str]:

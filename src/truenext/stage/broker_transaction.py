@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from truenext.client.core.send_options import SendOptions, encode_send, is_plain_value
 from truenext.client.tasks.connection import Session
@@ -135,9 +134,7 @@ class MapToBrokerUnavailable:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, TimeoutError | ConnectionLost | ClosedError):
             raise BrokerUnavailable(f"the broker was not available: {error}") from error
 

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, first_line
+from truenext.stage.user_code import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -168,9 +169,5 @@ class DatabaseGate:
         return times
 
     async def stop(self) -> None:
-        tasks = {each for each in (self._reopening, self._probing) if each is not None}
-        for each in tasks:
-            each.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel_all((self._reopening, self._probing))
         await self.database.close()

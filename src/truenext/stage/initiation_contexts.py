@@ -7,6 +7,7 @@ outbox in the program's own database transaction.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ from truenext.stage.user_code import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from truenext.stage.core.output import OutputMessage
     from truenext.stage.definition import Definition
@@ -56,9 +56,7 @@ class InitiationContext:
         self._initiator.check_loop()
         return self._start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         output = self._end()
         if error is None:
             await self._initiator.send_output(output, self._deadline)
@@ -70,9 +68,7 @@ class InitiationContext:
             )
         return self._start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         output = self._end()
         if error is None:
             self._initiator.send_output_in_thread(output, self._deadline)
@@ -96,6 +92,7 @@ class InitiationContext:
         return self._initiator.loop.time() + self._timeout
 
 
+@dataclass(slots=True, eq=False)
 class OutboxInitiationContext:
     """Block whose flows are written to the outbox at its end, in the transaction of the session. The flows are sent
     after that transaction is committed, and never if it is rolled back. The broker need not be available.
@@ -103,26 +100,18 @@ class OutboxInitiationContext:
     Raises: FlowError if the flows are too large, or other flows were started under the key
     """
 
-    def __init__(
-        self,
-        definition: Definition,
-        chain: InterceptorChain,
-        transaction: SessionOutbox,
-        key: str | None,
-        on_commit: Callable[[], object],
-    ) -> None:
-        """Create the block for `Service.initiate`. `on_commit` is called after the commit. Raises: FlowError if `key`
-        is not a text, or is empty"""
-        self._definition = definition
-        self._chain = chain
-        self._transaction = transaction
-        self._on_commit = on_commit
-        self._key = None if key is None else checked_key_id(definition.name, key)
-        self._seed = ""
-        """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed,
-        and further calls with this key reuse the seed, so that all these calls make the same ids."""
-        self._output: Output | None = None
-        self._initiation: Initiation | None = None
+    _definition: Definition
+    _chain: InterceptorChain
+    _transaction: SessionOutbox
+    _key: str | None
+    """Id of the key (`checked_key_id`) under which the flows start; None without a key."""
+    _on_commit: Callable[[], object]
+    """Called after the commit."""
+    _seed: str = ""
+    """Id of the unit, from which the ids of its messages are derived. The first call with a key chooses the seed, and
+    further calls with this key reuse the seed, so that all these calls make the same ids."""
+    _output: Output | None = None
+    _initiation: Initiation | None = None
 
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:
@@ -132,9 +121,7 @@ class OutboxInitiationContext:
             None if self._key is None else await self._transaction.seed_of_key_async(self._key, ServiceContext.new_id())
         )
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         outgoing = self._end()
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()
@@ -150,9 +137,7 @@ class OutboxInitiationContext:
             None if self._key is None else self._transaction.seed_of_key(self._key, ServiceContext.new_id())
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         outgoing = self._end()
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()

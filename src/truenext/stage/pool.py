@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Final
 
 from truenext.client.tasks.connection import Connection
@@ -133,7 +132,5 @@ class AcquiredPermits:
     async def __aenter__(self) -> None:
         await self._semaphore.acquire(self._count)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._semaphore.release(self._count)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from truenext.stage.core.definitions import Endpoint, Topic
     from truenext.stage.dependencies.depends import Overrides
-    from truenext.stage.initiator import Initiator
     from truenext.stage.kept_replies import KeptReplies
 
 M = TypeVar("M")
@@ -141,10 +140,6 @@ class Service(Definition):
         return self._current_run is not None and self._current_run.process_id == os.getpid()
 
     @property
-    def _initiator(self) -> Initiator:
-        return self._run_here.initiator
-
-    @property
     def _run_here(self) -> ServiceRun:
         """Run of the service in this process. Raises: LocalProtocolError if the service is not connected"""
         if self._current_run is None:
@@ -201,7 +196,7 @@ class Service(Definition):
         if session is None:
             if key is not None:
                 raise FlowError("a key needs a session, as the database stores it: initiate(session, key=...)")
-            return InitiationContext(self._initiator, timeout)
+            return InitiationContext(self._run_here.initiator, timeout)
         if timeout != TIMEOUT_S:
             raise FlowError("initiate with a session has no timeout, as it does not wait for the broker")
         if not self.has_outbox:
@@ -211,9 +206,9 @@ class Service(Definition):
             )
         from truenext.stage.sql import SessionOutbox
 
-        return OutboxInitiationContext(
-            self, InterceptorChain(self.interceptors), SessionOutbox(session), key, self._wake_relay
-        )
+        chain, transaction = InterceptorChain(self.interceptors), SessionOutbox(session)
+        key_id = None if key is None else checked_key_id(self.name, key)
+        return OutboxInitiationContext(self, chain, transaction, key_id, self._wake_relay)
 
     def _wake_relay(self) -> None:
         """Wake the relay of this process, from any thread. If this process has no relay, the relay of another process
@@ -320,14 +315,14 @@ class Service(Definition):
     async def _ask(self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions) -> R:
         check_endpoint(to)
         check_not_own_endpoint(to, self.stages)
-        return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
+        return cast("R", await self._run_here.initiator.ask(to, message, trace, timeout, options))
 
     async def _ask_kept(
         self, to: Endpoint[M, R], message: M, trace: str, timeout: float, options: FlowOptions, key: str
     ) -> R:
         check_endpoint(to)
         check_not_own_endpoint(to, self.stages)
-        self._initiator.check_loop()
+        self._run_here.initiator.check_loop()
         id, kept = checked_key_id(self.name, key), self._kept_replies
         deadline = asyncio.get_running_loop().time() + checked_timeout(timeout)
 
@@ -369,7 +364,7 @@ class Service(Definition):
         check_endpoint(to)
         if to.replies is None:
             raise FlowError(f"{to.name} replies nothing")
-        self._initiator.check_loop()
+        self._run_here.initiator.check_loop()
         id, kept = checked_key_id(self.name, key), self._kept_replies
         wait_s = 0.0 if timeout == 0 else checked_timeout(timeout)
         return cast("R", await kept.wait(to, key, id, asyncio.get_running_loop().time() + wait_s))
@@ -395,7 +390,7 @@ class Service(Definition):
         return self._resolve(doubt, timeout)
 
     async def _resolve(self, doubt: InDoubt | str, timeout: float) -> str:
-        return await self._initiator.outcome(doubt, timeout)
+        return await self._run_here.initiator.outcome(doubt, timeout)
 
 
 _SEND_INSTEAD: Final = (

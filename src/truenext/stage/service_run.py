@@ -7,14 +7,14 @@ import logging
 import os
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from truenext.client.core.client import ConnectOptions
 from truenext.client.core.credentials import CREDENTIAL_FILES, NO_CREDENTIALS, Credentials
-from truenext.client.password_file import absolute_path
+from truenext.client.password_file import absolute_paths
 from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
@@ -31,6 +31,7 @@ from truenext.stage.kept_replies import KeptReplies
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
+from truenext.stage.user_code import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -82,32 +83,25 @@ class RunResources(msgspec.Struct, frozen=True):
         return cls(definition.broker, definition.database, definition.credentials, definition.events)
 
 
+@dataclass(eq=False)
 class ServiceRun:
     """One run of a service in one process and event loop."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        plans: DependencyPlans,
-        resources: RunResources,
-        *,
-        waits: bool = False,
-        creates_tables: bool = False,
-    ) -> None:
-        """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
-        `start_without_stages`.
+    _definition: Definition
+    _plans: DependencyPlans
+    _resources: RunResources
+    _: KW_ONLY
+    waits: bool = False
+    """True: the run waits without limit for a broker and a database that are not available yet."""
+    creates_tables: bool = False
+    """True, for tests: the run creates missing tables of exactly-once processing."""
 
-        With `waits`, the run waits without limit for a broker and a database that are not available yet. With
-        `creates_tables`, which is for tests, it creates missing tables of exactly-once processing.
-        """
+    def __post_init__(self) -> None:
+        """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
+        `start_without_stages`."""
         self.process_id = os.getpid()
-        self.context = ServiceContext(definition, plans)
+        self.context = ServiceContext(self._definition, self._plans)
         self.stage_consumers: list[StageConsumer] = []
-        self._definition = definition
-        self._plans = plans
-        self._resources = resources
-        self._waits_until_available = waits
-        self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
         """Exactly-once processing of this process; None before the outbox is open."""
         self._runs_no_stages = False
@@ -157,9 +151,7 @@ class ServiceRun:
         plain = [stage for stage in self._definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
         for is_interactive in (True, False):
-            connection = await connect_with_options(
-                self._connect_options(), FOR_EVER_S if self._waits_until_available else timeout
-            )
+            connection = await connect_with_options(self._connect_options(), FOR_EVER_S if self.waits else timeout)
             self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
         self._kept_replies = KeptReplies(self.context.service, self.connection, self._open_reply_store)
@@ -167,7 +159,7 @@ class ServiceRun:
     def _connect_options(self) -> ConnectOptions:
         credentials = self._resources.credentials
         # The program may change its folder before a reconnect.
-        files = {name: absolute_path(getattr(credentials, name)) for name in CREDENTIAL_FILES}
+        files = absolute_paths(**{name: getattr(credentials, name) for name in CREDENTIAL_FILES})
         return ConnectOptions(
             addresses=[parse_url(each) for each in self._resources.broker],
             credentials=replace(credentials, **files),
@@ -192,9 +184,7 @@ class ServiceRun:
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
         user = await self._find_user()
         self._warn_of_missing_grants(user)
-        self._add_replies_consumers(user)
-        for consumption in self.stage_consumers:
-            consumption.start()
+        self._start_consumers(user)
         self._policy_refresh = self.context.loop.create_task(
             self.context.queue_policies.refresh_for_ever(self.connection), name="truenext queue policies"
         )
@@ -249,28 +239,23 @@ class ServiceRun:
             else:
                 await self._open_database()
                 await self._open_outbox()
-                await self._start_replies_consumers()
+                # No other process of this service runs stages that would keep replies.
+                self._start_consumers(await self._find_user())
         self._state = "running"
-
-    async def _start_replies_consumers(self) -> None:
-        """Start to consume kept replies in this process, although it runs no stages: no other process of this service
-        runs any."""
-        self._add_replies_consumers(await self._find_user())
-        for consumption in self.stage_consumers:
-            consumption.start()
 
     @property
     def _keeps_replies(self) -> bool:
         return self.exactly_once is not None and self.exactly_once.keeps_replies
 
-    def _add_replies_consumers(self, user: User | None) -> None:
-        """Consume replies that are kept, unless the table is missing, or the user may not consume them. In these cases
-        the service runs without kept replies."""
+    def _start_consumers(self, user: User | None) -> None:
+        """Start the consumers of the stages, and those of replies that are kept. If the table of replies is missing, or
+        the user may not consume them, the service runs without kept replies."""
         stage = self._plans.replies_stage
-        if stage is None or not self._keeps_replies:
-            return
-        if user is None or user.may(Right.TAKE, parse_pattern(stage.destination)):
+        may_keep = stage is not None and (user is None or user.may(Right.TAKE, parse_pattern(stage.destination)))
+        if stage is not None and may_keep and self._keeps_replies:
             self.stage_consumers += (StageConsumer(self.context, stage, pool, None) for pool in self._pools)
+        for consumption in self.stage_consumers:
+            consumption.start()
 
     async def _open_reply_store(self) -> ReplyStore:
         """Return the store of kept replies, whose database is opened on demand. Raises: DatabaseUnavailable"""
@@ -316,7 +301,7 @@ class ServiceRun:
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
         self._outbox_fault = ""
         if self._definition.only_initiates:
-            await self._start_replies_consumers()
+            self._start_consumers(await self._find_user())
 
     async def _wait_until_subscribed(self) -> None:
         """Wait until all topics are subscribed: a message that is published before its subscription is not
@@ -345,7 +330,7 @@ class ServiceRun:
             stages.append(self._plans.replies_stage)
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = DatabaseGate(Database(url, interactive=workers, others=workers))
-        await gate.open_database(waits=self._waits_until_available)
+        await gate.open_database(waits=self.waits)
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[object]]) -> None:
@@ -359,7 +344,7 @@ class ServiceRun:
                 await step()
                 return
             except DatabaseUnavailable as error:
-                if not self._waits_until_available:
+                if not self.waits:
                     raise
                 _logger.warning("the outbox is not available yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
@@ -372,7 +357,7 @@ class ServiceRun:
         context, gate = self.context, self.context.gate
         assert gate is not None, "its database was opened"
         outbox = gate.database.outbox(context.service, context.run_id, context.instance)
-        if self._creates_tables:
+        if self.creates_tables:
             await outbox.create_tables()
         await outbox.check_tables()
         return outbox
@@ -434,17 +419,12 @@ class ServiceRun:
         if state == "running" and not all(each.has_connected for each in self._pools):
             # The pools connect in the background.
             state = "waiting for the broker"
-        return ServiceStatus(
-            service=self._definition.name,
-            state=state,
-            broker=broker,
-            database=self._outbox_fault
-            if self._outbox_fault or gate is None
-            else DATABASE_AVAILABLE
-            if gate.is_open
-            else f"{gate.closed_description}: {gate.closed_reason}",
-            stages=[each.status(subscribed[each.pool]) for each in self.stage_consumers],
-        )
+        database = self._outbox_fault
+        if not database and gate is not None:
+            database = DATABASE_AVAILABLE if gate.is_open else f"{gate.closed_description}: {gate.closed_reason}"
+        stages = [each.status(subscribed[each.pool]) for each in self.stage_consumers]
+        name = self._definition.name
+        return ServiceStatus(service=name, state=state, broker=broker, database=database, stages=stages)
 
     async def wait_until_failed(self) -> NoReturn:
         """Wait until a stage stops consuming, and raise the reason. Raises: LocalProtocolError if the stage's
@@ -479,11 +459,7 @@ class ServiceRun:
             if self.context.gate is not None:
                 last_first.push_async_callback(self.context.gate.stop)
             last_first.push_async_callback(self._close_pools)
-            background = {each for each in (self._policy_refresh, self._relay_opening) if each is not None}
-            for task in background:
-                task.cancel()
-            if background:
-                await asyncio.wait(background)
+            await cancel_all((self._policy_refresh, self._relay_opening))
             if self.exactly_once is not None:
                 # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)

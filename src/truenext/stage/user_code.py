@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -89,6 +89,16 @@ def is_being_cancelled() -> bool:
 
 
 # ---- Hooks after a commit: called outside of the transaction, at most once, and not after a crash ----
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Cancel these tasks, of which some may not have been made, and wait until all have ended."""
+    made = {each for each in tasks if each is not None}
+    for each in made:
+        each.cancel()
+    if made:
+        await asyncio.wait(made)
+
 
 _logger = logging.getLogger("truenext.stage")
 

@@ -11,7 +11,7 @@ from truenext.testing.clock import OffsetClock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, read_queue_contents
 from truenext.testing.faults import CommitMoment, Faults
-from truenext.testing.run import HOST, BrokerRun
+from truenext.testing.run import BrokerRun
 
 
 class HasSession(Protocol):
@@ -208,7 +208,7 @@ class LocalBroker:
         checked_queue(name)
         async with self._lock:
             await self._broker_run.quiesce()
-            return await read_queue_contents(HOST, self._port, name)
+            return await read_queue_contents(self._url, name)
 
 
 @asynccontextmanager

@@ -28,9 +28,11 @@ from truenext.model.schedule import FOR_EVER
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded
+from truenext.stage.core.failure import failure_of
 from truenext.stage.service import Service
 from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.stage.sql.errors import DatabaseUnavailable
+from truenext.stage.user_code import cancel_all
 from truenext.testing.checks import checked_count, checked_seconds, known_names_hint
 from truenext.testing.faults import OrderedFault
 from truenext.testing.local import LocalBroker, broker
@@ -121,20 +123,6 @@ class _QueueStatus(msgspec.Struct):
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
         return bool(self.waiting or self.unacknowledged)
-
-
-class _ScheduledSend(msgspec.Struct):
-    """Scheduled send, as the broker answers the control request `scheduled`."""
-
-    due_ms: int
-    cron: str
-    repeat: int
-
-
-class _ScheduledPage(msgspec.Struct):
-    sends: list[_ScheduledSend]
-    next: list[int] | None
-    until: int
 
 
 _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
@@ -378,13 +366,10 @@ class Stages:
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the dead letters of all stages and mocks, in the order in which they were given up."""
-        letters = []
-        for queue in await self._read_queue_statuses(dead_letters=True):
-            for message in (await self.broker.queue(queue.name)).messages:
-                letters.append(
-                    (int(message.headers["truenext-sequence"]), _make_dead_letter(message.body, message.headers))
-                )
-        return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
+        queues = [each.name for each in await self._read_queue_statuses(dead_letters=True)]
+        messages = [message for queue in queues for message in (await self.broker.queue(queue)).messages]
+        messages.sort(key=lambda message: int(message.headers["truenext-sequence"]))
+        return [_make_dead_letter(message.body, message.headers) for message in messages]
 
     async def _describe_unsent(self) -> str:
         """Return a text about the unsent messages in the outbox; empty if there are none."""
@@ -412,9 +397,9 @@ class Stages:
                 except (ConnectionLost, Refused):
                     # The test drops connections, or the queue has just ended: the next poll sees what is left.
                     return None
-                page = msgspec.json.decode(answer, type=_ScheduledPage)
-                dues += [each.due_ms for each in page.sends if not each.cron and each.repeat != FOR_EVER]
-                after, until = page.next, {"until": page.until}
+                page = msgspec.json.decode(answer)
+                dues += [each["due_ms"] for each in page["sends"] if not each["cron"] and each["repeat"] != FOR_EVER]
+                after, until = page["next"], {"until": page["until"]}
         return min(dues, default=None)
 
     async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
@@ -427,8 +412,7 @@ class Stages:
         return [each for each in queues if each.name.startswith(DEAD_LETTER_PREFIX) is dead_letters]
 
     async def close(self) -> None:
-        for mock in self._mocks.values():
-            await mock.stop()
+        await cancel_all(mock.task for mock in self._mocks.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -461,11 +445,6 @@ class _Mock:
         service.endpoint(endpoint.name, endpoint.takes.type, replies).stage(handle)
         async with service.running():
             await asyncio.Event().wait()
-
-    async def stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait({self.task})
 
 
 @asynccontextmanager
@@ -529,10 +508,5 @@ def _make_dead_letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
         trace, message = envelope.flow.trace, msgspec.json.decode(envelope.message)
     except NotDecoded:
         trace, message = "", body
-    return DeadLetter(
-        queue=headers.get("truenext-original-destination", "").removeprefix("/queue/"),
-        trace=trace,
-        message=message,
-        attempts=int(headers.get("truenext-original-attempts", "0")),
-        headers=headers,
-    )
+    failure = failure_of(headers)
+    return DeadLetter(queue=failure.stage, trace=trace, message=message, attempts=failure.attempts, headers=headers)

@@ -128,7 +128,7 @@ class World:
         patch.setattr(patience, "random", SimpleNamespace(random=lambda: 0.5))
         patch.setattr(draft, "secrets", SimpleNamespace(token_hex=lambda _: f"{next(self._names):012x}"))
         patch.setattr(datasource, "Patience", partial(Patience, sleep=self.sleep))
-        patch.setattr(datasource, "BrokerConnection", partial(Connection, self))
+        patch.setattr("truenext.spark.broker.options.BrokerConnection", partial(Connection, self))
         patch.setattr(datasource, "TaskContext", SimpleNamespace(get=self._task_context))
 
     def note(self, *words: object) -> None:

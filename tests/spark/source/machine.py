@@ -257,7 +257,7 @@ class Machine:
         patch.setattr(driver, "time", SimpleNamespace(sleep=self._await_return, time=time.time))
         patch.setattr(driver, "Patience", partial(Patience, sleep=self._sleep))
         patch.setattr(datasource, "Patience", partial(Patience, sleep=self._sleep))
-        patch.setattr(datasource, "BrokerConnection", partial(Connection, self))
+        patch.setattr("truenext.spark.broker.options.BrokerConnection", partial(Connection, self))
         patch.setattr(connection, "CONNECT_SECONDS", 60.0)
 
     # ---- An example ----

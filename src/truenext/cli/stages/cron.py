@@ -18,7 +18,13 @@ from rich.table import Table
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import connected, credentials_options, send_control_request, timeout_option
+from truenext.cli.connection import (
+    connected,
+    control_answers,
+    credentials_options,
+    send_control_request,
+    timeout_option,
+)
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.service_broker import broker_of, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
@@ -84,14 +90,9 @@ def list_present(connection: Connection, service: Service) -> list[PresentCron]:
 
 def _list_queue(connection: Connection, queue: str, service: str) -> Iterator[PresentCron]:
     request = {"queue": queue, "selector": present_selector(service)}
-    after: list[int] | None = [0, 0]
-    until: dict[str, int] = {}
-    while after is not None:
-        answer = connection.control_request("scheduled", request | until | {"after": after})
-        page = msgspec.json.decode(answer, type=CronPage)
-        for each in page.sends:
+    for answer in control_answers(connection, "scheduled", request):
+        for each in msgspec.convert(answer, CronPage).sends:
             yield msgspec.structs.replace(each, queue=queue)
-        after, until = page.next, {"until": page.until}
 
 
 def apply_crons(connection: Connection, service: Service) -> tuple[int, int]:
@@ -146,16 +147,12 @@ def _cancel(connection: Connection, crons: Iterable[PresentCron]) -> None:
         for first in range(0, len(numbers), NUMBERS_MAX)
     ]
     for request in requests:
-        after: list[int] | None = [0, 0]
-        until: dict[str, int] = {}
-        while after is not None:
-            try:
-                answer = send_control_request(connection, "unschedule", request | until | {"after": after})
-            except Refused as error:
-                if error.code != Code.NOT_FOUND:
-                    raise
-                break
-            after, until = answer["next"], {"until": answer["until"]}
+        try:
+            for _ in control_answers(connection, "unschedule", request):
+                pass
+        except Refused as error:
+            if error.code != Code.NOT_FOUND:
+                raise
 
 
 def _print_table(declared: Iterable[CronFlow], present: Iterable[PresentCron]) -> None:

@@ -16,6 +16,8 @@ import logging
 import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,7 +41,7 @@ from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, SecondsParam
+from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
@@ -76,12 +78,10 @@ loop."""
     help="Serve /live, /ready and / here, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
-@click.option(
+@seconds_option(
     "--stalled-after",
     "stalled_after_s",
-    type=SecondsParam(),
     default=STALLED_AFTER_S,
-    show_default=True,
     help="Seconds after which a stage is not live if it has messages and completes none.",
 )
 @click.option(
@@ -126,7 +126,7 @@ def run(
     terminal.set_line_buffering()
     logs.configure_logging(log_level.value)
     deadline, status = ExitDeadline(), 1
-    output_error: OSError | None = None
+    output_error: BaseException | None = None
     service: Service | None = None
     watcher: SourceWatcher | None = None
     has_failed = False
@@ -158,7 +158,7 @@ def run(
         failure.show()
         status, has_failed = failure.exit_code, True
     except _OutputError as error:
-        output_error = error.cause
+        output_error = error.__cause__
         status = BROKEN_PIPE if isinstance(output_error, BrokenPipeError) else NO_ANSWER
     except Exception as error:
         logger.critical("the service has ended with an error", exc_info=error)
@@ -203,36 +203,23 @@ def _apply_options(
 
 
 class _OutputError(Exception):
-    """Standard output cannot be written to, so the line that reports the start cannot be printed."""
-
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+    """Standard output cannot be written to, so the line that reports the start cannot be printed. The cause is an
+    OSError."""
 
 
+@dataclass(eq=False)
 class _ServiceProcess:
-    def __init__(
-        self,
-        service: Service,
-        target: str,
-        login_note: str,
-        stalled_after_s: float,
-        deadline: ExitDeadline,
-        watcher: SourceWatcher | None,
-    ) -> None:
-        self._service = service
-        self._target = target
-        """Name of the service on a command line, such as `shop:app`."""
-        self._login_note = login_note
-        self._deadline = deadline
-        self._stalled_after_s = stalled_after_s
-        self._watcher = watcher
-        self._restarts = False
-        """True once a source file has changed."""
-        self._signals: list[signal.Signals] = []
-        self._main: asyncio.Task[object] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._service_run: ServiceRun | None = None
+    _service: Service
+    _target: str
+    """Name of the service on a command line, such as `shop:app`."""
+    _login_note: str
+    _stalled_after_s: float
+    _deadline: ExitDeadline
+    _watcher: SourceWatcher | None
+    _restarts: bool = False
+    """True once a source file has changed."""
+    _signals: list[signal.Signals] = field(default_factory=list)
+    _main: asyncio.Task[object] | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
         """Run the service, and return the exit status.
@@ -241,11 +228,12 @@ class _ServiceProcess:
         """
         service = self._service
         self._listen_to_signals()
-        self._service_run = running = ServiceRun(service, service.plans(), RunResources.of(service), waits=True)
+        running = ServiceRun(service, service.plans(), RunResources.of(service), waits=True)
         async with AsyncExitStack() as stack:
             note = ""
             if health_at is not None:
-                url = await stack.enter_async_context(serve_health(*health_at, self._health, self._metrics))
+                server = serve_health(*health_at, partial(self._health, running), partial(self._metrics, running))
+                url = await stack.enter_async_context(server)
                 note = f"; health at {url}"
             await stack.enter_async_context(service.bound_to(running))
             try:
@@ -291,21 +279,18 @@ class _ServiceProcess:
             )
             await running.stop(NO_TIMEOUT_S)
 
-    def _health(self) -> ServiceHealth:
-        assert self._service_run is not None, "it was made before"
-        return assess_health(self._service_run.status(), self._stalled_after_s)
+    def _health(self, running: ServiceRun) -> ServiceHealth:
+        return assess_health(running.status(), self._stalled_after_s)
 
-    async def _metrics(self) -> str:
-        assert self._service_run is not None, "it was made before"
+    async def _metrics(self, running: ServiceRun) -> str:
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
         text = "" if metrics is None else metrics.exposition()
-        exactly_once = self._service_run.exactly_once
+        exactly_once = running.exactly_once
         return text if exactly_once is None else text + await exactly_once.metrics_text()
 
     def _listen_to_signals(self) -> None:
         # All runs in this task, so that it also closes what the lifespan opens.
         self._main = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
         # Not with the loop's own handlers: a stage may block the loop.
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
@@ -331,8 +316,7 @@ class _ServiceProcess:
 
     def _cancel_main(self) -> None:
         assert self._main is not None, "it listens"
-        assert self._loop is not None, "it listens"
-        self._loop.call_soon_threadsafe(self._main.cancel)
+        self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
     @property
     def _status(self) -> int:
@@ -356,7 +340,7 @@ def _echo(text: str) -> None:
     try:
         terminal.echo(text)
     except OSError as error:
-        raise _OutputError(error) from error
+        raise _OutputError from error
 
 
 class QueueInfo(msgspec.Struct):
@@ -364,6 +348,7 @@ class QueueInfo(msgspec.Struct):
     waiting: int
     unacknowledged: int
     consumers: int
+    scheduled: int = 0
 
 
 async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
@@ -375,13 +360,11 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
         logger.warning("cannot check whether queues of former stages have messages", extra={"error": str(error)})
         return
     for queue in orphaned_queues(queues, definition):
+        messages = queue.waiting + queue.unacknowledged
+        facts = {"queue": queue.name, "messages": messages, "consumers": queue.consumers}
         logger.warning(
             "messages wait in the queue of a stage that does not exist any more",
-            extra={
-                "queue": queue.name,
-                "messages": queue.waiting + queue.unacknowledged,
-                "consumers": queue.consumers,
-            },
+            extra=facts,
         )
 
 
@@ -391,7 +374,7 @@ async def _warn_of_other_crons(running: ServiceRun, definition: Definition, targ
     declared = {each.endpoint for each in definition.crons.values()}
     present: list[PresentCron] = []
     try:
-        counts = msgspec.json.decode(await running.connection.control_request("queues"), type=list[ScheduledCount])
+        counts = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
         scheduled = {each.name for each in counts if each.scheduled}
         for queue in declared | (definition.endpoints.keys() & scheduled):
             try:
@@ -428,11 +411,6 @@ async def _present_in(running: ServiceRun, definition: Definition, queue: str) -
         present += page.sends
         after, until = page.next, {"until": page.until}
     return present
-
-
-class ScheduledCount(msgspec.Struct):
-    name: str
-    scheduled: int
 
 
 def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:

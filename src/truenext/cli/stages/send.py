@@ -18,7 +18,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import TEXT, BodyParam, DelayParam, SecondsParam, TimeParam
+from truenext.cli.values import TEXT, BodyParam, DelayParam, TimeParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.stage.core.definitions import Endpoint
@@ -43,14 +43,7 @@ from truenext.stage.service_run import RunResources, ServiceRun
 )
 @click.option("--delay", "delay_s", type=DelayParam(), help="Time until the flow starts, such as 90s, 2h or 3d.")
 @click.option("--at", type=TimeParam(), help="Time at which the flow starts, such as 2027-01-31T08:00+01:00.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SecondsParam(),
-    default=TIMEOUT_S,
-    show_default=True,
-    help="Seconds for the commit and, with --ask, the reply.",
-)
+@seconds_option("--timeout", "timeout_s", default=TIMEOUT_S, help="Seconds for the commit and, with --ask, the reply.")
 @urls_option
 @partial(credentials_options, has_key=False)
 def send(
@@ -137,9 +130,11 @@ async def _run(
     *,
     asks: bool,
 ) -> bytes:
-    """Start the flow. Return its id or, with `asks`, its reply as JSON.
+    """Start the flow, under a key in a transaction of the service's database. Return the id of the flow or, with
+    `asks`, its reply as JSON.
 
-    Raises: TimeoutError without a reply in time; the errors of `Service.send` and `Service.ask`
+    Raises: TimeoutError without a reply in time; FlowError if the service can keep no keys, or another flow was started
+      under the key; DatabaseUnavailable; the errors of `Service.send` and `Service.ask`
     """
     running = ServiceRun(service, service.plans(), RunResources.of(service))
     async with service.bound_to(running):
@@ -152,39 +147,21 @@ async def _run(
             assert endpoint.replies is not None, "it was checked before"
             return bytes(endpoint.replies.encode(reply))
         if key is None:
-            id = await service.send(endpoint, message, trace=trace, timeout=timeout_s, **options)
-        else:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    id = await _send_under_key(service, running, endpoint, message, trace, key, options)
-            except TimeoutError:
-                raise TimeoutError(
-                    f"the database of {service.name} has not answered within {timeout_s:g} s; the flow may have "
-                    "started: run the command again with the same key"
-                ) from None
+            return (await service.send(endpoint, message, trace=trace, timeout=timeout_s, **options)).encode()
+        id = ""
+
+        async def start(session: Any) -> None:
+            nonlocal id
+            async with service.initiate(session, key=key) as initiation:
+                keeps = endpoint.replies is not None
+                id = initiation.send(endpoint, message, trace=trace, keep_reply=keeps, **options)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                await running.kept_replies.run_in_transaction(start)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the database of {service.name} has not answered within {timeout_s:g} s; the flow may have started: "
+                "run the command again with the same key"
+            ) from None
         return id.encode()
-
-
-async def _send_under_key(
-    service: Service,
-    running: ServiceRun,
-    endpoint: Endpoint[Any, Any],
-    message: object,
-    trace: str,
-    key: str,
-    options: FlowOptions,
-) -> str:
-    """Start the flow under the key in a transaction of the service's database, and return its id.
-
-    Raises: FlowError if the service can keep no keys, or another flow was started under the key; DatabaseUnavailable
-    """
-    id = ""
-
-    async def start(session: Any) -> None:
-        nonlocal id
-        async with service.initiate(session, key=key) as initiation:
-            keeps = endpoint.replies is not None
-            id = initiation.send(endpoint, message, trace=trace, keep_reply=keeps, **options)
-
-    await running.kept_replies.run_in_transaction(start)
-    return id

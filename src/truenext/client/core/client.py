@@ -9,7 +9,7 @@ The driver connects, reads, writes and waits. A `Link` is one TCP connection; th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,7 +18,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
-from truenext.client.core.link import AnswerHandler, ConnectBackoff, Link
+from truenext.client.core.link import AnswerWaiter, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
@@ -73,13 +73,13 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def connect_options(
     urls: Sequence[str],
+    credentials: Mapping[str, str | None],
     *,
     client_id: str | None,
     heart_beat_s: float,
     reconnects: bool,
     timeout_s: float = ATTEMPT_TIMEOUT_S,
     heartbeat_thread: bool = False,
-    **credentials: str | None,
 ) -> ConnectOptions:
     """Check the arguments of `connect`, and return them as options. `credentials` are the fields of `Credentials`.
     Without a URL the client uses the STOMP port of this machine.
@@ -130,9 +130,7 @@ class Client:
         self.clock, self.delayed_calls = context.clock, context.delayed_calls
         self.flush, self.flush_soon, self.flush_later = context.flush, context.flush_soon, context.flush_later
         self.connect_backoff = ConnectBackoff(options.addresses, context.random)
-        self.send_buffer = SendBuffer(
-            name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
-        )
+        self.send_buffer = SendBuffer(name, context, pump_soon=self.pump_soon, on_no_space=self._on_no_space)
         self.pending_requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
@@ -181,9 +179,13 @@ class Client:
 
     # ---- The connection ----
 
+    @property
+    def current_url(self) -> str:
+        return self.connect_backoff.current_address.url
+
     def on_connect_failed(self, error: Exception) -> None:
         """Count and report a failed attempt to connect."""
-        url, reason = self.connect_backoff.current_address.url, _error_text(error)
+        url, reason = self.current_url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self.last_error = error
         self._failed_connect_count += 1
@@ -197,7 +199,7 @@ class Client:
             )
 
     def _on_no_space(self, error: Refused) -> None:
-        self._report_seldom(NO_SPACE_TEXT, self.connect_backoff.current_address.url, str(error))
+        self._report_seldom(NO_SPACE_TEXT, self.current_url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
         """Report a problem, unless the same problem was reported less than `REPORT_INTERVAL_S` ago."""
@@ -243,8 +245,8 @@ class Client:
         if self._takeover_secret:
             headers["truenext-secret"] = self._takeover_secret
         link.send_connect(headers)
-        due = now + self.options.attempt_timeout_s
-        self._login_timer = self.delayed_calls.call_at(due, lambda: self._check_login_time(link))
+        timeout_s = self.options.attempt_timeout_s
+        self._login_timer = self.context.call_later(timeout_s, lambda: self._check_login_time(link))
         self.flush()
 
     def _check_login_time(self, link: Link) -> None:
@@ -322,14 +324,8 @@ class Client:
             self._reported_at.clear()
             self.up_or_failed = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
-                self.context.report(
-                    "connection lost to %(url)s: %(error)s",
-                    {
-                        "url": self.connect_backoff.current_address.url,
-                        "error": _error_text(error),
-                        "connection": link.number,
-                    },
-                )
+                fields = {"url": self.current_url, "error": _error_text(error), "connection": link.number}
+                self.context.report("connection lost to %(url)s: %(error)s", fields)
         elif not isinstance(error, ClosedError):
             self.on_connect_failed(error)
         cause = ConnectionLost(f"the connection was lost: {error}")
@@ -392,11 +388,7 @@ class Client:
         self._takeover_secret = frame.headers.get("truenext-secret", "")
         is_other_store = self._last_store_id not in ("", link.store_id)
         self._last_store_id = link.store_id
-        fields: dict[str, object] = {
-            "url": self.connect_backoff.current_address.url,
-            "session": link.session_id,
-            "server": link.server_name,
-        }
+        fields: dict[str, object] = {"url": self.current_url, "session": link.session_id, "server": link.server_name}
         if self.reconnect_count or self._failed_connect_count:
             self.context.report(
                 "connected to %(url)s, after %(seconds)s s, in attempt %(attempts)s",
@@ -478,11 +470,9 @@ class Client:
 
     def _start_heart_beats(self, link: Link) -> None:
         if link.heartbeat_interval_s:
-            self.delayed_calls.call_at(
-                self.clock() + link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link)
-            )
+            self.context.call_later(link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link))
         if link.silence_limit_s:
-            self.delayed_calls.call_at(self.clock() + link.silence_limit_s, lambda: self._check_silence(link))
+            self.context.call_later(link.silence_limit_s, lambda: self._check_silence(link))
 
     def _send_heart_beat_if_due(self, link: Link) -> None:
         if self.link is link:
@@ -665,10 +655,8 @@ class Client:
             self.subscriptions.unsubscribe(subscription)
         try:
             if (yield from self.wait_until_confirmed(deadline)):
-                self.context.report(
-                    NOT_CONFIRMED_TEXT,
-                    {"count": self.send_buffer.unconfirmed_count, "url": self.connect_backoff.current_address.url},
-                )
+                values = {"count": self.send_buffer.unconfirmed_count, "url": self.current_url}
+                self.context.report(NOT_CONFIRMED_TEXT, values)
                 self.send_buffer.fail_all(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
@@ -709,24 +697,6 @@ class Client:
         self._is_disconnect_sent = True
         self.flush()
         return waiter.answered
-
-
-class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler of one frame, with a signal that is set when the answer has come."""
-
-    answered: Signal = msgspec.field(default_factory=Signal)
-    error: TruenextError | None = None
-
-    def on_confirmed(self, frame: Frame) -> None:
-        self.answered.set()
-
-    def on_refused(self, error: Refused) -> None:
-        self.error = error
-        self.answered.set()
-
-    def on_connection_lost(self) -> None:
-        self.error = ConnectionLost("the connection was lost before the broker answered")
-        self.answered.set()
 
 
 def _error_text(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from truenext.client.core.link import Link
-from truenext.client.core.waiting import DelayedCalls
+from truenext.client.core.waiting import DelayedCall, DelayedCalls
 
 CONNECTED_TEXT = "connected to %(url)s"
 """Text of a report: the first attempt to connect has succeeded. The fields of a report are named in its text."""
@@ -42,6 +42,9 @@ class ClientContext:
     """Current connection to a broker, logged in or about to log in."""
     delayed_calls: DelayedCalls = field(default_factory=DelayedCalls)
     _names: count[int] = field(default_factory=lambda: count(1), init=False)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> DelayedCall:
+        return self.delayed_calls.call_at(self.clock() + seconds, action)
 
     def next_unique_name(self) -> str:
         """Return a name that this client has not used before."""

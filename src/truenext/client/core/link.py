@@ -15,7 +15,7 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
-from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
+from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.model.url import Address
 from truenext.wire.stomp.frame import Frame, Version
@@ -56,21 +56,24 @@ class AnswerHandler:
         """Handle the loss of the connection before an answer. The broker may have executed the frame or not."""
 
 
-class SignalingAnswerHandler(AnswerHandler, msgspec.Struct, eq=False):
-    """Answer handler that hands each answer to another handler, and then sets a signal."""
+class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
+    """Answer handler that hands the answer to one frame to another handler, and then sets a signal."""
 
-    _handler: AnswerHandler
+    _handler: AnswerHandler = msgspec.field(default_factory=AnswerHandler)
     answered: Signal = msgspec.field(default_factory=Signal)
+    error: TruenextError | None = None
 
     def on_confirmed(self, frame: Frame) -> None:
         self._handler.on_confirmed(frame)
         self.answered.set()
 
     def on_refused(self, error: Refused) -> None:
+        self.error = error
         self._handler.on_refused(error)
         self.answered.set()
 
     def on_connection_lost(self) -> None:
+        self.error = ConnectionLost("the connection was lost before the broker answered")
         self._handler.on_connection_lost()
         self.answered.set()
 
@@ -147,14 +150,14 @@ class Link:
     def answer_signal(self, number: int) -> Signal:
         """Return a signal that is set when frame `number` is answered. The frame has requested no receipt so far."""
         handler = self.unanswered[number]
-        if isinstance(handler, SignalingAnswerHandler):
+        if isinstance(handler, AnswerWaiter):
             return handler.answered
         if number == self.frame_count and self.out_chunks and self.out_chunks[-1] != HEART_BEAT:
             # The frame was not written yet, so it can request the receipt.
-            waiter = self.unanswered[number] = SignalingAnswerHandler(handler)
+            waiter = self.unanswered[number] = AnswerWaiter(handler)
             self.out_chunks[-1] = frames.add_receipt_header(self.out_chunks[-1], str(number))
         else:
-            waiter = SignalingAnswerHandler(AnswerHandler())
+            waiter = AnswerWaiter()
             self.request_receipt(waiter)
         return waiter.answered
 

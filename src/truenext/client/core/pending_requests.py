@@ -110,14 +110,13 @@ class PendingRequests:
         link.write_tracked(b"".join((head, lines, body, b"\0")), request)
         return correlation
 
-    def on_message(self, frame: Frame) -> bool:
-        """Handle a MESSAGE. Return whether it is a reply, even to a request that was dropped."""
-        if frame.headers.get("subscription") != _SUBSCRIPTION:
-            return False
-        request = self._pending.pop(frame.headers.get("correlation-id", ""), None)
-        if request is not None:
-            request.on_reply(frame)
-        return True
+    def on_message(self, frame: Frame) -> None:
+        """Handle a MESSAGE that no subscription of the program gets. It may be a reply to a request that was
+        dropped."""
+        if frame.headers.get("subscription") == _SUBSCRIPTION:
+            request = self._pending.pop(frame.headers.get("correlation-id", ""), None)
+            if request is not None:
+                request.on_reply(frame)
 
     def on_connection_lost(self, error: Exception) -> None:
         """Fail all requests whose callers wait for a reply."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from truenext.client.core.buffer import Subscription
 from truenext.client.core.context import ClientContext
@@ -20,22 +21,18 @@ CHECKS_MAX = 3
 """Number of repeated comparisons with the same difference after which the connection is closed."""
 
 
+@dataclass(slots=True, eq=False)
 class Reconciler:
-    def __init__(
-        self,
-        context: ClientContext,
-        subscriptions: Subscriptions,
-        requests: PendingRequests,
-        end_connection: Callable[[ConnectionLost], None],
-    ) -> None:
-        self._context = context
-        self._subscriptions = subscriptions
-        self._requests = requests
-        self._end_connection = end_connection
-        context.delayed_calls.call_at(context.clock() + RELEASE_IDLE_INTERVAL_S, self._release_idle)
+    _context: ClientContext
+    _subscriptions: Subscriptions
+    _requests: PendingRequests
+    _end_connection: Callable[[ConnectionLost], None]
+
+    def __post_init__(self) -> None:
+        self._context.call_later(RELEASE_IDLE_INTERVAL_S, self._release_idle)
 
     def _release_idle(self) -> None:
-        self._context.delayed_calls.call_at(self._context.clock() + RELEASE_IDLE_INTERVAL_S, self._release_idle)
+        self._context.call_later(RELEASE_IDLE_INTERVAL_S, self._release_idle)
         link = self._context.link
         if link is None or not link.is_truenext:
             return
@@ -49,9 +46,7 @@ class Reconciler:
     def start_checks(self, link: Link) -> None:
         if link.is_truenext:
             differences: dict[str, tuple[int, int]] = {}
-            self._context.delayed_calls.call_at(
-                self._context.clock() + CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, differences, 0)
-            )
+            self._context.call_later(CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, differences, 0))
 
     def _compare_with_broker(
         self, link: Link, previous_differences: dict[str, tuple[int, int]], same_count: int
@@ -78,8 +73,8 @@ class Reconciler:
             if same and same_count + 1 >= CHECKS_MAX:
                 self._end_connection(ConnectionLost(f"broker and client differ in the number of held messages: {same}"))
                 return
-            self._context.delayed_calls.call_at(
-                self._context.clock() + (RECHECK_INTERVAL_S if differences else CHECK_INTERVAL_S),
+            self._context.call_later(
+                RECHECK_INTERVAL_S if differences else CHECK_INTERVAL_S,
                 lambda: self._compare_with_broker(link, same or differences, same_count + 1 if same else 0),
             )
 
@@ -87,9 +82,7 @@ class Reconciler:
             self._requests.send_control_request(link, "connection", None, ConnectionStatus, on_reply)
             self._context.flush_soon()
         else:
-            self._context.delayed_calls.call_at(
-                self._context.clock() + CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, {}, 0)
-            )
+            self._context.call_later(CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, {}, 0))
 
 
 def _held_count(subscription: Subscription) -> int:

@@ -18,10 +18,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from truenext.client.core.context import ClientContext
 from truenext.client.core.link import AnswerHandler, Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
-from truenext.client.core.waiting import DelayedCalls, Signal
+from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 from truenext.wire.stomp.frame import Frame
 
@@ -130,8 +131,7 @@ class SendBuffer:
     def __init__(
         self,
         name: str,
-        delayed_calls: DelayedCalls,
-        clock: Callable[[], float],
+        context: ClientContext,
         *,
         pump_soon: Callable[[], None],
         on_no_space: Callable[[Refused], None],
@@ -141,8 +141,8 @@ class SendBuffer:
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
         self._on_no_space = on_no_space
-        self._delayed_calls = delayed_calls
-        self._clock = clock
+        self._call_later = context.call_later
+        self._clock = context.clock
         self._link: Link | None = None
         """Link to which sends are written. None without a connection, and until the broker has reported the highest
         number that it has accepted."""
@@ -305,7 +305,7 @@ class SendBuffer:
                 self._request_receipt(link)
                 self._pump_soon()
 
-        self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, request_again)
+        self._call_later(NO_SPACE_RETRY_S, request_again)
 
     # ---- Outcomes ----
 
@@ -352,7 +352,7 @@ class SendBuffer:
                 self._complete(send, TimeoutError(_ABANDONED))
         self._to_write.extendleft(reversed(to_resend))
         if self._is_backing_off:
-            self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, self._end_backoff)
+            self._call_later(NO_SPACE_RETRY_S, self._end_backoff)
         else:
             self._pump_soon()
 

@@ -320,13 +320,10 @@ class Subscriptions:
         self._context.flush_soon()
 
     def _reject_unreadable(self, link: Link, headers: dict[str, str], error: Exception) -> None:
+        message_id, destination = headers.get("message-id", ""), headers.get("destination", "")
         self._context.report(
             "cannot read message %(message_id)s of %(destination)s: %(error)s",
-            {
-                "message_id": headers.get("message-id", ""),
-                "destination": headers.get("destination", ""),
-                "error": repr(error),
-            },
+            {"message_id": message_id, "destination": destination, "error": repr(error)},
         )
         ack_id = headers.get("ack")
         if ack_id is not None:

@@ -35,7 +35,7 @@ from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.waiting import Flow
-from truenext.client.password_file import absolute_path
+from truenext.client.password_file import absolute_paths
 from truenext.client.tasks.driver import Driver
 from truenext.client.tasks.handlers import Handlers
 from truenext.client.tasks.opening import AwaitableContext, each
@@ -80,15 +80,11 @@ def connect(
     invalid argument; ConnectionLost if no broker answers in time; Refused if a broker refuses the login, such as for
     wrong credentials
     """
+    # The program may change its folder before a reconnect.
+    files = absolute_paths(password_file=password_file, ca=ca, certificate=certificate, key=key)
     options = connect_options(
         urls,
-        user=user,
-        password=password,
-        # The program may change its folder before a reconnect.
-        password_file=absolute_path(password_file),
-        ca=absolute_path(ca),
-        certificate=absolute_path(certificate),
-        key=absolute_path(key),
+        {"user": user, "password": password, **files},
         client_id=client_id,
         heart_beat_s=heart_beat,
         reconnects=reconnect,

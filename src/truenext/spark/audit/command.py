@@ -97,15 +97,11 @@ def audit_histories(
                 )
             except HistoryError as error:
                 raise HistoryError(f"{folder}: {error}") from error
+            tables: dict[str, pandas.DataFrame] = {}
             if out is not None:
                 with timed(_print_step, "tables"):
-                    audited.append(
-                        AuditedHistory(
-                            name, write_tables(results, out / name if len(folders) > 1 else out), results.verdict
-                        )
-                    )
-            else:
-                audited.append(AuditedHistory(name, {}, results.verdict))
+                    tables = write_tables(results, out / name if len(folders) > 1 else out)
+            audited.append(AuditedHistory(name, tables, results.verdict))
             results.unpersist()
     for each in audited:
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import Any
 
+import msgspec
+
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.link import HEART_BEAT, AnswerHandler, Link
 from truenext.client.password_file import current_password
@@ -38,15 +40,12 @@ HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
 
 
-class Answer(AnswerHandler):
+class Answer(AnswerHandler, msgspec.Struct, eq=False):
     """Answer of the broker to one frame: a receipt or an error."""
 
-    __slots__ = ("_connection", "error", "receipt")
-
-    def __init__(self, connection: BrokerConnection) -> None:
-        self._connection = connection
-        self.receipt: Frame | None = None
-        self.error: Exception | None = None
+    _connection: BrokerConnection
+    receipt: Frame | None = None
+    error: Exception | None = None
 
     @property
     def is_there(self) -> bool:

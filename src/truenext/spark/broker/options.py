@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from truenext.client.core.credentials import Credentials
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import Address, parse_url
+from truenext.spark.broker.connection import BrokerConnection
 
 CREDENTIAL_NAMES = ("user", "passwordFile", "ca", "certificate", "key")
 """Names of the options for the login and for TLS. The files must be on the machines of the driver and of all
@@ -19,6 +22,22 @@ WORD_LENGTH_MAX = 64
 _TIME_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _TIME = re.compile(rf"([0-9]{{1,12}})\s*({'|'.join(_TIME_UNITS_S)})?")
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """Options that a source and a sink have in common."""
+
+    addresses: tuple[Address, ...]
+    credentials: Credentials = NO_CREDENTIALS
+    space: str = DEFAULT_SPACE
+    """Word in the names of the own queues of the source or sink."""
+    patience_s: float = DEFAULT_PATIENCE_S
+    """Longest time in seconds for which a task or the driver waits for the broker, or for disk space in it. After that
+    time the task or driver fails."""
+
+    def connect(self) -> BrokerConnection:
+        return BrokerConnection(self.addresses, self.credentials)
 
 
 class GivenOptions:
@@ -118,5 +137,11 @@ class GivenOptions:
             )
         return text
 
-    def patience_s(self) -> float:
-        return float(self.number("patience", 0, 365 * 86_400, int(DEFAULT_PATIENCE_S)))
+    def of_query(self) -> dict[str, Any]:
+        """Return the fields of `QueryOptions`."""
+        return {
+            "addresses": self.addresses(),
+            "credentials": self.credentials(),
+            "space": self.word("space") or DEFAULT_SPACE,
+            "patience_s": float(self.number("patience", 0, 365 * 86_400, int(DEFAULT_PATIENCE_S))),
+        }

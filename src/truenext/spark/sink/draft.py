@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -57,17 +57,15 @@ def write_drafts(
     return WrittenDrafts(queues.id, tuple(writer.drafts))
 
 
+@dataclass(slots=True, eq=False)
 class _DraftWriter:
-    def __init__(
-        self, bundles: Iterator[SinkBundle], queues: SinkQueues, batch: int, partition: int, patience: Patience
-    ) -> None:
-        self.drafts: list[Draft] = []
-        self._bundles = bundles
-        self._queues = queues
-        self._batch = batch
-        self._partition = partition
-        self._patience = patience
-        self._unconfirmed: deque[SinkBundle] = deque()
+    _bundles: Iterator[SinkBundle]
+    _queues: SinkQueues
+    _batch: int
+    _partition: int
+    _patience: Patience
+    drafts: list[Draft] = field(default_factory=list)
+    _unconfirmed: deque[SinkBundle] = field(default_factory=deque)
 
     @property
     def has_more(self) -> bool:

@@ -6,27 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
-from truenext.model.url import Address
 from truenext.spark.broker.latest import CLOSED_BATCH
-from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
+from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryOptions
 
 _NAMES = ("url", *CREDENTIAL_NAMES, "queue", "space", "patience")
 _BATCH_NAMES = ("txnAppId", "txnVersion")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinkOptions:
-    addresses: tuple[Address, ...]
-    credentials: Credentials = NO_CREDENTIALS
+class SinkOptions(QueryOptions):
     destination: str | None = None
     """Address for all rows. None if the column `queue` has the address of each row."""
-    space: str = DEFAULT_SPACE
-    """Word in the names of the sink's own queues."""
-    patience_s: float = DEFAULT_PATIENCE_S
-    """Longest time in seconds for which a task or the driver waits for the broker, or for space in it."""
     app: str | None = None
     """Name of a batch job. All runs of the job use the same name."""
     version: int = 0
@@ -53,11 +45,8 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
             "time the job has new rows to write"
         )
     return SinkOptions(
-        addresses=given.addresses(),
-        credentials=given.credentials(),
+        **given.of_query(),
         destination=destination,
-        space=given.word("space") or DEFAULT_SPACE,
-        patience_s=given.patience_s(),
         app=None if is_streaming else given.word("txnAppId"),
         version=0 if is_streaming else given.number("txnVersion", 0, CLOSED_BATCH - 1, 0),
     )

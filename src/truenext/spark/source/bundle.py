@@ -149,6 +149,9 @@ class BundleHead(NamedTuple):
     """Number of rows of the task so far, this bundle included."""
 
 
+_NUMBERS = ("batch", "bundle", "rows", "bytes", "task_rows")
+
+
 class BundleOrigin(NamedTuple):
     """Headers of a bundle: the query that has taken its rows, and from which queues."""
 
@@ -164,27 +167,14 @@ class BundleOrigin(NamedTuple):
 
 def bundle_headers(head: BundleHead, origin: BundleOrigin) -> dict[str, str]:
     # Selectors cannot name headers with hyphens.
-    return {
-        "spark_format": str(BUNDLE_FORMAT),
-        "spark_batch": str(head.batch),
-        "spark_bundle": str(head.bundle),
-        "spark_rows": str(head.rows),
-        "spark_bytes": str(head.bytes),
-        "spark_last": "true" if head.is_last else "false",
-        "spark_task_rows": str(head.task_rows),
-        "spark_source": origin.source,
-        "spark_selector": origin.selector,
-        "spark_query": origin.query,
-        "spark_query_batch": origin.query_batch,
-    }
+    values = {"format": BUNDLE_FORMAT, **head._asdict(), **origin._asdict()}
+    values["last"] = "true" if values.pop("is_last") else "false"
+    return {f"spark_{name}": str(value) for name, value in values.items()}
 
 
 def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
     # Bundles of earlier versions do not name their selector.
-    get = headers.get
-    return BundleOrigin(
-        get("spark_source", ""), get("spark_selector", ""), get("spark_query", ""), get("spark_query_batch", "")
-    )
+    return BundleOrigin(*(headers.get(f"spark_{name}", "") for name in BundleOrigin._fields))
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
@@ -198,14 +188,8 @@ def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
                 f"a bundle has format {headers['spark_format']}, and this truenext reads {BUNDLE_FORMAT}: run the "
                 f"query with the truenext that wrote it until its batch is done"
             )
-        return BundleHead(
-            batch=int(headers["spark_batch"]),
-            bundle=int(headers["spark_bundle"]),
-            rows=int(headers["spark_rows"]),
-            bytes=int(headers["spark_bytes"]),
-            is_last=headers["spark_last"] == "true",
-            task_rows=int(headers["spark_task_rows"]),
-        )
+        batch, bundle, rows, size, task_rows = (int(headers[f"spark_{name}"]) for name in _NUMBERS)
+        return BundleHead(batch, bundle, rows, size, headers["spark_last"] == "true", task_rows)
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(
             f"a message in a queue of the source is not a bundle ({error!r}): no other client may send there"

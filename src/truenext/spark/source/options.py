@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
-from truenext.model.url import Address
-from truenext.spark.broker.options import CREDENTIAL_NAMES, DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
+from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryOptions
 
 PARTITIONS_MAX = 64
 DELAY_MAX_S = 900.0
@@ -18,9 +16,7 @@ DELAY_MAX_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions:
-    addresses: tuple[Address, ...]
-    credentials: Credentials = NO_CREDENTIALS
+class SourceOptions(QueryOptions):
     queues: tuple[str, ...]
     """Names of queues, and patterns, without `/queue/`. The names are sorted, without duplicates."""
     selector: str | None = None
@@ -38,11 +34,6 @@ class SourceOptions:
     has_text_body: bool = False
     """True: bodies are decoded as UTF-8. A body that is not UTF-8 becomes null."""
     has_headers: bool = True
-    space: str = DEFAULT_SPACE
-    """Word in the names of the source's own queues."""
-    patience_s: float = DEFAULT_PATIENCE_S
-    """Longest time in seconds for which a task or the driver waits for the broker, or for disk space in it. After that
-    time the task or driver fails."""
 
     @property
     def queue(self) -> str:
@@ -76,8 +67,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     given = GivenOptions(options, _NAMES)
     given.require("url", "queue")
     found = SourceOptions(
-        addresses=given.addresses(),
-        credentials=given.credentials(),
+        **given.of_query(),
         queues=_queues(given.get("queue") or ""),
         selector=(given.get("selector") or "").strip() or None,
         partitions=given.number("partitions", 1, PARTITIONS_MAX, SourceOptions.partitions),
@@ -87,8 +77,6 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         bytes_max=given.number("maxBytesPerTrigger", 1, 1 << 50, SourceOptions.bytes_max),
         has_text_body=given.choice("body", ("binary", "string")) == "string",
         has_headers=given.choice("headers", ("true", "false")) == "true",
-        space=given.word("space") or DEFAULT_SPACE,
-        patience_s=given.patience_s(),
     )
     if found.rows_min > found.rows_max:
         raise ConfigurationError(

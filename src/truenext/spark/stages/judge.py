@@ -6,6 +6,7 @@ history ──▶ message_histories ──┘
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -84,12 +85,7 @@ def audit_stages(
         "stage_runs": stage_runs(joined_table),
     }
     cached = (stage_events, process_table, run_table, joined_table, found, commit_gap_table, flow_table)
-    return StageResults(
-        tables,
-        findings,
-        _notes(flow_table, counts.get(COMMIT_GAP, 0), counts.get(CLOSED_COMMIT_GAP, 0), incomplete),
-        cached,
-    )
+    return StageResults(tables, findings, _notes(flow_table, counts, incomplete), cached)
 
 
 _COMMIT_GAP_SENTENCE = "SQL was committed and the message was not acknowledged with it"
@@ -99,7 +95,8 @@ def _times(count: int) -> str:
     return "Once" if count == 1 else f"{count:,} times"
 
 
-def _notes(flows: DataFrame, commit_gaps: int, closed_commit_gaps: int, incomplete: int) -> tuple[str, ...]:
+def _notes(flows: DataFrame, counts: Mapping[str, int], incomplete: int) -> tuple[str, ...]:
+    commit_gaps, closed_commit_gaps = counts.get(COMMIT_GAP, 0), counts.get(CLOSED_COMMIT_GAP, 0)
     count, messages, run_count, given_up, in_progress = flows.agg(
         F.count("*"),
         *(F.coalesce(F.sum(name), F.lit(0)) for name in ("messages", "runs")),

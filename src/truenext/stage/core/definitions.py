@@ -11,7 +11,9 @@ Rules that a type checker cannot check are checked here, before the service star
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from types import NoneType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -139,37 +141,29 @@ class StageSettings:
         return merged
 
 
+@dataclass(eq=False, repr=False)
 class Stage:
     """One function of an endpoint, and the queue from which its messages come."""
 
-    def __init__(
-        self,
-        endpoint: LocalEndpoint[Any, Any],
-        name: str,
-        queue: str,
-        function: Callable[..., Any],
-        settings: StageSettings,
-    ) -> None:
-        """Create a stage for the `stage` decorator of an endpoint. Raises: DefinitionError if the function is
-        invalid"""
-        self.endpoint = endpoint
-        self.name = name
-        self.queue = queue
-        self.destination = (
-            f"/queue/{queue}" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.destination
-        )
-        self.function = function
-        self.settings = settings
-        subject = f"stage {name} of {endpoint.name}"
-        state = None if endpoint.state is None else endpoint.state.type
-        self.signature: Signature = signature_of(function, state, subject)
+    endpoint: LocalEndpoint[Any, Any]
+    name: str
+    queue: str
+    function: Callable[..., Any]
+    settings: StageSettings
+    next_stage: Stage | None = None
+    """Next stage of the endpoint; None for the last stage, and for the stage of `on_failure`."""
+    handles_failures: bool = False
+    """True for the stage of `on_failure`."""
+    keeps_replies: bool = False
+    """True for the stage that keeps replies, and gets reports, too."""
+
+    def __post_init__(self) -> None:
+        """Read the signature. Raises: DefinitionError if the function is invalid"""
+        topic, state = self.endpoint.subscribed_topic, self.endpoint.state
+        self.destination = f"/queue/{self.queue}" if topic is None else topic.destination
+        subject = f"stage {self.name} of {self.endpoint.name}"
+        self.signature: Signature = signature_of(self.function, None if state is None else state.type, subject)
         self.takes: Codec[Any] = Codec(self.signature.message, f"the message of {subject}")
-        self.next_stage: Stage | None = None
-        """Next stage of the endpoint; None for the last stage, and for the stage of `on_failure`."""
-        self.handles_failures = False
-        """True for the stage of `on_failure`."""
-        self.keeps_replies = False
-        """True for the stage that keeps replies, and gets reports, too."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"
@@ -345,7 +339,8 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
 
         Raises: DefinitionError if the function, the name or an option is invalid, or the service runs already
         """
-        return _decorate(self, function, name, options)
+        settings = StageSettings(f"a stage of {self.name}", **options)
+        return _decorate(function, partial(self.add, name=name, settings=settings))
 
     @overload
     def on_failure(
@@ -381,7 +376,8 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         Raises: DefinitionError if the function or an option is invalid, the endpoint has an `on_failure` already, or
         the service runs already
         """
-        return _decorate_on_failure(self, function, options)
+        settings = StageSettings(f"{FAILURE_STAGE} of {self.name}", **options)
+        return _decorate(function, partial(self.add_failure_stage, settings=settings))
 
 
 class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
@@ -418,7 +414,8 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
 
         Raises: DefinitionError if the function, the name or an option is invalid, or the service runs already
         """
-        return _decorate(self, function, name, options)
+        settings = StageSettings(f"a stage of {self.name}", **options)
+        return _decorate(function, partial(self.add, name=name, settings=settings))
 
     @overload
     def on_failure(
@@ -445,7 +442,8 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         Raises: DefinitionError if the function or an option is invalid, the endpoint has an `on_failure` already, or
         the service runs already
         """
-        return _decorate_on_failure(self, function, options)
+        settings = StageSettings(f"{FAILURE_STAGE} of {self.name}", **options)
+        return _decorate(function, partial(self.add_failure_stage, settings=settings))
 
 
 class StatelessStageDecorator(Protocol[R]):
@@ -476,25 +474,11 @@ class StatefulStageDecorator(Protocol[R, S]):
     ) -> Callable[Concatenate[Any, S, P], R | None]: ...
 
 
-def _decorate(
-    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, name: str | None, options: StageOptions
-) -> Any:
-    settings = StageSettings(f"a stage of {endpoint.name}", **options)
+def _decorate(function: Callable[..., Any] | None, add: Callable[[Callable[..., Any]], None]) -> Any:
+    """Add the decorated function. Return it; without a function, return the decorator."""
 
-    def add(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        endpoint.add(decorated, name, settings)
+    def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
+        add(decorated)
         return decorated
 
-    return add if function is None else add(function)
-
-
-def _decorate_on_failure(
-    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, options: StageOptions
-) -> Any:
-    settings = StageSettings(f"{FAILURE_STAGE} of {endpoint.name}", **options)
-
-    def add(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        endpoint.add_failure_stage(decorated, settings)
-        return decorated
-
-    return add if function is None else add(function)
+    return decorate if function is None else decorate(function)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -46,9 +45,7 @@ class StageExitStack:
     def __enter__(self) -> StageExitStack:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Close all context managers. Raises: an error in closing, if it is the first error or replaces `error`"""
         first = error
         while self._open:
@@ -63,9 +60,7 @@ class StageExitStack:
     async def __aenter__(self) -> StageExitStack:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         first = error
         while self._open:
             one = self._open.pop()
@@ -79,9 +74,7 @@ class StageExitStack:
             raise first
 
 
-def _exc_info(
-    error: BaseException | None,
-) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
+def _exc_info(error: BaseException | None) -> tuple[object, BaseException | None, object]:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 

@@ -32,24 +32,20 @@ class InterceptorChain:
             stack.enter(_name(each), each.around(execution))
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
-        for each in self._sending:
-            try:
-                each.sending(execution, send)
-            except Exception as error:
-                _report(each, "sending", error)
+        _call_each(self._sending, "sending", execution, send)
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
-        for each in self._ended:
-            try:
-                each.ended(execution, result)
-            except Exception as error:
-                _report(each, "ended", error)
+        _call_each(self._ended, "ended", execution, result)
+
+
+def _call_each(interceptors: Sequence[Interceptor], hook: str, *arguments: object) -> None:
+    for each in interceptors:
+        try:
+            getattr(each, hook)(*arguments)
+        except Exception as error:
+            extra = {"interceptor": _name(each), "hook": hook}
+            _logger.error("an interceptor has failed", extra=extra, exc_info=error)
 
 
 def _name(interceptor: Interceptor) -> str:
     return type(interceptor).__qualname__
-
-
-def _report(interceptor: Interceptor, hook: str, error: Exception) -> None:
-    extra = {"interceptor": _name(interceptor), "hook": hook}
-    _logger.error("an interceptor has failed", extra=extra, exc_info=error)

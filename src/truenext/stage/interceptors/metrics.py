@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -141,11 +141,7 @@ class Metrics(Interceptor):
         ]
         sent = [Sample(labels, each.sent) for labels, each in stages]
         sent.append(Sample({"endpoint": "", "stage": "", "pool": ""}, self.sent_outside_stages))
-        attempts = [_sample(labels, each.attempts) for labels, each in stages]
-        waited = [_sample(labels, each.waited) for labels, each in stages]
-        run = [_sample(labels, each.run) for labels, each in stages]
-        total = [_sample(labels, each.total) for labels, each in stages]
-        metrics: tuple[tuple[str, MetricKind, str, Sequence[Sample | HistogramSample]], ...] = (
+        metrics: tuple[tuple[str, MetricKind, str, Sequence[Sample]], ...] = (
             ("truenext_stage_running", "gauge", "Runs of a stage in progress.", running),
             ("truenext_stage_messages_total", "counter", "Messages by their outcome.", ended),
             ("truenext_stage_given_up_total", "counter", "Messages that were given up, by reason.", given_up),
@@ -155,31 +151,28 @@ class Metrics(Interceptor):
                 "Messages that a stage sent; without a stage, those that initiated flows.",
                 sent,
             ),
-            (
-                "truenext_stage_attempts",
-                "histogram",
-                "Attempts of a message until it was completed or given up.",
-                attempts,
-            ),
-            (
-                "truenext_stage_wait_seconds",
-                "histogram",
-                "Time from the arrival of a message in its queue until its stage started.",
-                waited,
-            ),
-            ("truenext_stage_run_seconds", "histogram", "Duration of a stage with its dependencies.", run),
-            (
-                "truenext_stage_total_seconds",
-                "histogram",
-                "Time from the delivery of a message to the service until its outcome was known.",
-                total,
-            ),
         )
-        return "".join(format_metric(*metric) for metric in metrics)
+        texts = [format_metric(*metric) for metric in metrics]
+        for field_name, (name, about) in _HISTOGRAMS.items():
+            histograms = [(labels, getattr(each, field_name)) for labels, each in stages]
+            samples = [HistogramSample(labels, each.bounds, each.buckets, each.sum) for labels, each in histograms]
+            texts.append(format_metric(name, "histogram", about, samples))
+        return "".join(texts)
 
 
-def _sample(labels: Mapping[str, str], histogram: Histogram) -> HistogramSample:
-    return HistogramSample(labels, histogram.bounds, histogram.buckets, histogram.sum)
+_HISTOGRAMS = {
+    "attempts": ("truenext_stage_attempts", "Attempts of a message until it was completed or given up."),
+    "waited": (
+        "truenext_stage_wait_seconds",
+        "Time from the arrival of a message in its queue until its stage started.",
+    ),
+    "run": ("truenext_stage_run_seconds", "Duration of a stage with its dependencies."),
+    "total": (
+        "truenext_stage_total_seconds",
+        "Time from the delivery of a message to the service until its outcome was known.",
+    ),
+}
+"""Name and meaning of each histogram, by the field of `StageMetrics`."""
 
 
 class _HistogramCounter:

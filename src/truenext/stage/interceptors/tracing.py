@@ -59,10 +59,9 @@ class Tracing(Interceptor):
             context=sender,
             kind=SpanKind.CONSUMER,
             attributes={
-                **_attributes("process", execution.queue, execution.message_id, execution.flow_id, execution.size),
+                **_attributes("process", execution.queue, execution),
                 "truenext.endpoint": execution.endpoint,
                 "truenext.stage": execution.stage,
-                "truenext.trace": execution.trace,
                 "truenext.attempt": execution.attempt,
             },
             links=[Link(created)] if created.is_valid else [],
@@ -76,10 +75,7 @@ class Tracing(Interceptor):
             f"send {send.destination}",
             context=sender,
             kind=SpanKind.PRODUCER,
-            attributes={
-                **_attributes("send", send.destination, send.message_id, send.flow_id, send.size),
-                "truenext.trace": send.trace,
-            },
+            attributes=_attributes("send", send.destination, send),
         )
         propagate.inject(send.carrier, trace.set_span_in_context(span, sender))
         span.end()
@@ -100,15 +96,14 @@ class Tracing(Interceptor):
         span.end()
 
 
-def _attributes(
-    operation: str, destination: str, message_id: str, flow_id: str, size: int
-) -> dict[str, AttributeValue]:
+def _attributes(operation: str, destination: str, of: Execution | MessageToSend) -> dict[str, AttributeValue]:
     return {
         "messaging.system": "truenext",
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
         "messaging.destination.name": destination,
-        "messaging.message.id": message_id,
-        "messaging.message.conversation_id": flow_id,
-        "messaging.message.body.size": size,
+        "messaging.message.id": of.message_id,
+        "messaging.message.conversation_id": of.flow_id,
+        "messaging.message.body.size": of.size,
+        "truenext.trace": of.trace,
     }
