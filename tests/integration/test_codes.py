@@ -163,7 +163,10 @@ def test_refusals_carry_their_codes() -> None:
 
 
 def test_a_send_without_disk_space_is_refused_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStore, "disk_level", DiskLevel.NONE)
+    # Without a setter: what __init__ sets would hide it.
+    monkeypatch.setattr(
+        MemoryStore, "disk_level", property(lambda _: DiskLevel.NONE, lambda _, level: None), raising=False
+    )
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, SEND)))
     assert codes == [Code.NO_SPACE.value]

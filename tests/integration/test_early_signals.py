@@ -56,7 +56,7 @@ BROKER_POINTS = [
     "/cli/serve.py:_run",
     "/broker/broker.py:start",
     # The event loop hears of each signal by now, but does not carry out SIGHUP yet.
-    "/cli/serve.py:_make_reloadable",
+    "/broker/reload.py:__init__",
 ]
 SERVICE_POINTS = [
     BEFORE_IMPORTS,

@@ -412,7 +412,7 @@ FAULTS: dict[str, Fault] = {
 def seeds() -> Iterator[int]:
     first = random.randrange(10**9)
     print("seeds from", first)
-    return iter(range(first, first + 40_000))
+    return iter(range(first, first + 120_000))
 
 
 def test_targets_of_the_faults_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,6 @@ class ServerConnection:
         self.flush = self._output.flush
         self.cancel_unsent = self._output.cancel_unsent
         self.resume_reading = self._input.resume
-        self.check_socket = self._input.check_socket
         self.end_before_login = self._ending.refuse_at_once
         self.close_for_takeover = self._ending.take_over
         self.stop_reading = self._ending.stop
@@ -107,6 +106,10 @@ class ServerConnection:
     @property
     def has_sent_connect(self) -> bool:
         return self._wire.is_connected
+
+    def check_socket(self) -> None:
+        """End the connection if its socket has broken; called once a second."""
+        self._input.check_socket()
 
     # ---- Login ----
 
