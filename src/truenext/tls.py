@@ -55,7 +55,8 @@ class TlsSocket:
         self._taken_count = 0
         """Number of encrypted bytes that the socket has taken, counted from the start of the first of `_records`."""
         self._untold_count = 0
-        """Number of bytes that the socket had taken from a `send` that failed: the failed call could not return it."""
+        """Number of bytes that the socket had taken from a `send` that failed. The failed call could not return this
+        number."""
         self.is_ready = False
         """True once the handshake is done, so that bytes can be sent."""
         self._is_server = host is None

@@ -513,7 +513,7 @@ def test_command_for_an_unknown_user_is_refused(file: Path, command: list[str]) 
     assert user(file, *command) == (
         1,
         "",
-        f"truenext: {file} has no user 'nobody'; there are shop, till, anna-b\n",
+        f"truenext: {file} has no user 'nobody'; known: shop, till, anna-b\n",
     )
 
 

@@ -72,7 +72,7 @@ def test_executors_need_what_the_test_gives_them() -> None:
 def test_table_of_options_has_the_options_that_there_are() -> None:
     with pytest.raises(ConfigurationError) as refused:
         parse_options({"nonsense": ""})
-    assert sorted(OPTIONS) == sorted(str(refused.value).partition("there are ")[2].split(", "))
+    assert sorted(OPTIONS) == sorted(str(refused.value).partition("the options are ")[2].split(", "))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -124,7 +124,7 @@ def test_table_of_the_sinks_options_has_the_options_that_there_are() -> None:
     said = [name for row in rows("| option | default | meaning |", which=1) for name in quoted(row[0])]
     with pytest.raises(ConfigurationError) as refused:
         sink_options({"nonsense": ""}, is_streaming=False)
-    assert said == str(refused.value).partition("there are ")[2].split(", ")
+    assert said == str(refused.value).partition("the options are ")[2].split(", ")
     for name, default in (("space", "main"), ("patience", "600")):
         url = {"url": REQUIRED["url"]}
         assert sink_options({**url, name: default}, is_streaming=True) == sink_options(url, is_streaming=True)
@@ -135,7 +135,7 @@ def test_table_of_the_sinks_columns_has_the_columns_that_there_are() -> None:
     said = [name for row in rows("| column | type | default | meaning |") for name in quoted(row[0])]
     with pytest.raises(ConfigurationError) as refused:
         check_columns(StructType().add("nonsense", "string"), sink_options(REQUIRED, is_streaming=True))
-    known = str(refused.value).partition("is unknown; there are ")[2].partition(". ")[0]
+    known = str(refused.value).partition("is unknown; the columns are ")[2].partition(". ")[0]
     assert sorted(said) == sorted(known.split(", "))
 
 

@@ -267,7 +267,7 @@ def test_a_type_that_cannot_be_json_is_refused_where_it_is_named() -> None:
         lambda: app.remote("d", list[Odd]),
         lambda: app.topic("e", dict[str, Odd]),
     ):
-        with pytest.raises(DefinitionError, match=r"Odd.*cannot be JSON"):
+        with pytest.raises(DefinitionError, match=r"Odd.*cannot be encoded as JSON"):
             define()
 
 

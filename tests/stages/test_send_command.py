@@ -174,7 +174,7 @@ def test_message_of_another_type_is_refused_with_its_field(
     ("words", "told"),
     [
         (("order.plac", "{}", "--trace", "t"), "shop:app has no endpoint 'order.plac'; is 'order.place' meant?"),
-        (("x", "{}", "--trace", "t"), "no endpoint 'x'; there are bank.pay, order.place, parcel.ship"),
+        (("x", "{}", "--trace", "t"), "no endpoint 'x'; known: bank.pay, order.place, parcel.ship"),
         (("parcel.ship", '{"weight": 1, "to": ""}', "--trace", "t", "--ask"), "parcel.ship replies nothing: leave out"),
         (("order.place", '{"id": "o1"}'), "Missing option '--trace'"),
         (("order.place", '{"id": "o1"}', "--trace", ""), "'--trace': must be a printable text, not empty"),

@@ -715,8 +715,8 @@ def test_nan_is_refused_wherever_a_flow_says_it() -> None:
         assert heard == {
             **dict.fromkeys(["request", "next", "next_direct", "goto", "reply", "send"], price),
             "a state of another service": "value['a'][0].price is nan",
-            "properties of a flow": "a property of the flow cannot be JSON: properties['a'] is nan",
-            "properties": "a property of the flow cannot be JSON: properties['b'] is of the type tuple",
+            "properties of a flow": "JSON does not preserve a property of the flow: properties['a'] is nan",
+            "properties": "JSON does not preserve a property of the flow: properties['b'] is of the type tuple",
             "a state": "order.items[0].price is nan",
             "a stash": "order.items[0].price is nan",
         }

@@ -157,13 +157,13 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
     ("text", "expected"),
     [
         ("[usr.shop]", "there is no section [usr]; is 'user' meant?"),
-        ("[policy]", "there is no section [policy]; there are user, role"),
+        ("[policy]", "there is no section [policy]; known: user, role"),
         ("user = 3", "user must be tables: write [user.NAME]"),
         ("[user]\nshop = 3", "[user.shop]: it must be a table with keys, not a single value"),
         (user("sned = []"), "[user.shop]: there is no key 'sned'; is 'send' meant?"),
         (
             user("hash = 1"),
-            "[user.shop]: there is no key 'hash'; there are passwords, password_file, certificates, roles, client_ids, "
+            "[user.shop]: there is no key 'hash'; known: passwords, password_file, certificates, roles, client_ids, "
             "send, take, browse, manage, monitor, admin",
         ),
         (
@@ -183,7 +183,7 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
             "[user.eu]: 'shop' cannot be a table: write a name with dots in quotes, as in [user.\"eu.shop\"]",
         ),
         (user('roles = ["ops"]\n[role.op]'), "[user.shop] roles: there is no role 'ops'; is 'op' meant?"),
-        (user('roles = ["ops"]'), "[user.shop] roles: there is no role 'ops'; there are operator"),
+        (user('roles = ["ops"]'), "[user.shop] roles: there is no role 'ops'; known: operator"),
         (user('roles = "ops"'), '[user.shop] roles: it must be a list of texts, such as ["operator"]'),
         (user('send = "a"'), '[user.shop] send: it must be a list of texts, such as ["orders.>"]'),
         (user("send = {a = 1}"), '[user.shop] send: it must be a list of texts, such as ["orders.>"]'),
@@ -219,7 +219,7 @@ def test_client_id_that_no_client_has_is_a_fault(file: Path, client_id: str) -> 
 def test_faults_of_a_file_are_reported_together(file: Path) -> None:
     found = faults(file, "[x]\n[role.r]\nsned = []\n[user.a]\nsend = [1]\nmonitor = 2\n[user.b]\n")
     assert [fault.split(":")[0] for fault in found] == [
-        *("there is no section [x]; there are user, role", "[role.r]", "[user.a] send", "[user.a] monitor"),
+        *("there is no section [x]; known", "[role.r]", "[user.a] send", "[user.a] monitor"),
         *("[user.a]", "[user.b]"),
     ]
 

@@ -166,7 +166,7 @@ Check = Callable[[User, ConnectionState, Any], None]
 
 
 def check_nothing(user: User, session: ConnectionState, command: object) -> None:
-    """Allow a command. It reaches only messages of its own connection, so it needs no right."""
+    """Allow a command that needs no right, because it reaches only messages of its own connection."""
 
 
 def _check_send(user: User, session: ConnectionState, send: Send) -> None:

@@ -71,8 +71,8 @@ class Broker:
         write_time: WriteTimeEstimate | None = None,
         users: Users | None = None,
     ) -> None:
-        """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump.
-        `write_time` is an earlier estimate for this disk. Without `users` every client may do everything."""
+        """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a monotonic clock. `write_time` is an
+        earlier estimate for this disk. Without `users` every client may do everything."""
         self._engine = engine
         self._commands = engine.commands
         self._commit_state = engine.state.commit_state

@@ -19,7 +19,7 @@ _OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port spe
 
 class ClientWarnings:
     def __init__(self, time: Callable[[], float]) -> None:
-        """`time` returns seconds of a clock that does not jump."""
+        """`time` returns the seconds of a monotonic clock."""
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}

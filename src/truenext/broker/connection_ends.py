@@ -73,7 +73,8 @@ class ConnectionEnds:
             self._run(self.due.pop(session))
 
     def drop_due(self) -> None:
-        """Forget the ends that wait, as the broker stops: it ends all connections without an attempt."""
+        """Forget the ends that wait. Called when the broker stops, because it then ends all connections without an
+        attempt."""
         self.due.clear()
 
     def _run(self, end: Callable[[], object]) -> None:

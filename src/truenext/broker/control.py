@@ -92,7 +92,7 @@ def check_verb(verb: str) -> None:
     if verb not in QUERIES:
         known_verbs = [*QUERIES, *QUEUE_CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
-            f"there is no control verb {verb!r}; there are: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
+            f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
 
 

@@ -107,5 +107,5 @@ class ControlCommands:
 
 
 def _see_nothing(_: Queue) -> bool:
-    """Tell that no queue may be seen: the connection has ended."""
+    """Return False for every queue. Used for a connection that has ended."""
     return False

@@ -79,8 +79,8 @@ class ReadTurns:
             self._schedule_turn()
 
     def wait_for_others(self, session: ConnectionState) -> None:
-        """Let a connection wait whose commands have taken all time that one read has. If one took far longer, set back
-        the connection's user."""
+        """Let a connection wait for its next turn, because its commands have used up the time of this read. If they
+        have taken LONG_READ_NS or more, set back the connection's user."""
         if self._began_ns:
             self._count_time(self._key_of(session), self._began_ns)
         self.wait(session)

@@ -211,18 +211,18 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: the name that is probably meant, or all known names.
 
     >>> suggest_name("shpo", ["shop", "till"]), suggest_name("x", ["shop", "till"]), suggest_name("x", [])
-    ("; is 'shop' meant?", '; there are shop, till', '; there are none')
+    ("; is 'shop' meant?", '; known: shop, till', '; known: none')
     """
     names = list(known)
     close = get_close_matches(name, names, n=1)
-    return f"; is {close[0]!r} meant?" if close else f"; there are {', '.join(names) or 'none'}"
+    return f"; is {close[0]!r} meant?" if close else f"; known: {', '.join(names) or 'none'}"
 
 
 # ---- File ----
 
 
 class _Grants(NamedTuple):
-    """Grants of one table."""
+    """Grants in the table of one user or role."""
 
     patterns: dict[Right, list[Pattern]]
     is_monitor: bool

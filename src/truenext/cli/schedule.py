@@ -35,8 +35,8 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 
     Shows the scheduled sends to DESTINATION, or all. Changes nothing.
 
-    DESTINATION is a queue, /topic/NAME, or, for a send to several destinations, all of them with commas, as the SEND
-    named them. The table has the first 40 characters of each body, --json its first 1000 bytes.
+    DESTINATION is a queue or /topic/NAME. For a send to several destinations it is the list in the SEND, with commas.
+    The table has the first 40 characters of each body, --json its first 1000 bytes.
     """
     shown: list[dict[str, Any]] = []
     total = damaged = 0

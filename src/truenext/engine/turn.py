@@ -79,7 +79,7 @@ class TurnDispatch:
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
         self._searches_factor = 1.0
-        """Factor of SEARCHES_MIN, above 1 while queues are left unsearched."""
+        """Factor by which SEARCHES_MIN is multiplied. Above 1 while turns leave queues unsearched."""
 
     @property
     def is_searching(self) -> bool:

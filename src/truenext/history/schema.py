@@ -97,9 +97,9 @@ COLUMNS: tuple[HistoryColumn, ...] = (
     HistoryColumn(
         "count",
         "bigint",
-        "of `recovered`: messages that the queue had at the start, and those that durable subscriptions of its name "
-        "had when they ended and that have not expired yet. Of `requested`: number of messages that the "
-        "subscription may get from now on, until the next `requested`",
+        "of `recovered`: number of messages in the queue at the start of the run. Messages of ended durable "
+        "subscriptions with this name are included, unless they have expired. Of `requested`: number of messages that "
+        "the subscription may get from now on, until the next `requested`",
         ("recovered", "requested"),
     ),
     HistoryColumn(

@@ -36,7 +36,7 @@ HISTORY_VERSION = 10
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version that it reads. Files of version 9 have no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 9 have no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")

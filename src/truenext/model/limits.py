@@ -372,8 +372,8 @@ Exceeded: `more than {TRANSACTION_CRON_SENDS_MAX} sends with AMQ_SCHEDULED_CRON 
 """  # noqa: E501
 
 TRANSACTION_MESSAGES_CEILING = 200_000
-"""Highest value that may be set in place of TRANSACTION_MESSAGES_MAX: a COMMIT of so many is one step of about a
-second, in which no other client is served.
+"""Highest value that may be set in place of TRANSACTION_MESSAGES_MAX: a COMMIT of as many messages is one step of about
+a second, in which no other client is served.
 
 Setting: `transaction_messages_max`
 Exceeded: The setting is refused, with its range.
@@ -644,7 +644,8 @@ LONG_READ_NS = 20_000_000
 """Nanoseconds from which on the commands of one read, or the end of a connection, set back the connection's user."""
 
 SET_BACK_NS = 1_000_000_000
-"""Nanoseconds for which a user is set back: other users are read before it, and answered by a turn."""
+"""Nanoseconds for which a user is set back. During this time other users are read, and answered by a turn, before this
+user."""
 
 ENDS_NS_PER_TURN = 5_000_000
 """Nanoseconds after which no further connection ends in one turn, of those that end because of time or memory."""

@@ -22,7 +22,8 @@ class SentMessage(msgspec.Struct, gc=False):
     ("Value Encoding"); `content-length` is always among them."""
     body: bytes
     arrived_ms: int = 0
-    """Milliseconds since the epoch when the broker accepted the message; for people, never for order."""
+    """Milliseconds since the epoch when the broker accepted the message. Shown to people; never used for the order of
+    messages."""
     group: str = ""
     """Group that `header` names; "" if it names none."""
     redrive_queue: str = ""

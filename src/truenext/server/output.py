@@ -53,7 +53,7 @@ class OutputEnding(Protocol):
     def on_last_answer(self) -> None: ...
 
     def half_close(self) -> None:
-        """Close our side of the socket: the last answer and all before it were sent."""
+        """Close our side of the socket. Called when the last answer was sent."""
 
     def on_answers_unread(self, reason: str) -> None:
         """End the connection at once, as its client leaves too many bytes of answers unread."""

@@ -25,7 +25,7 @@ from truenext.model.url import parse_url
 # ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""In the production case, one message in this many is interactive."""
+"""In the production case, one of PRODUCTION_SHARE messages is interactive."""
 
 
 class WorkloadMessage(NamedTuple):

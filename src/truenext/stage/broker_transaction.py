@@ -25,7 +25,7 @@ def encode_messages(
     outgoing: Sequence[OutputMessage], chain: InterceptorChain, execution: Execution | None
 ) -> list[EncodedMessage]:
     """Encode messages. Interceptors fill the carrier of each message. Raises: FlowError if a message is too large, or
-    is not JSON"""
+    cannot be encoded as JSON"""
     if not chain.has_sending:
         return [each.encode({}) for each in outgoing]
     messages = []

@@ -70,7 +70,7 @@ class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_default
     flow: str
     """Id of the flow."""
     trace: str
-    """Name of the flow for people: its first 200 characters."""
+    """Human-readable name of the flow: its first 200 characters."""
     sender: str
     """Service that sent the message and, after a blank, its stage."""
     attempt: int

@@ -76,7 +76,7 @@ class DatabaseGate:
 
     @property
     def closed_description(self) -> str:
-        """Reason why the gate was last closed, for people."""
+        """Human-readable reason why the gate was last closed."""
         return _DESCRIPTIONS.get(self.closed_error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
 
     def close_on_error(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:

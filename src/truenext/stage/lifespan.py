@@ -22,8 +22,8 @@ LifespanFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[T]] | Call
 
 
 class Lifespan(Generic[T]):
-    """Lifespan, and the type of its value. The type is known before the value is opened, so that stages can be checked
-    first.
+    """Lifespan function of a service, and the type of the value that it yields. The type is known before the function
+    is called, so that stages can be checked first.
 
     Raises: ConfigurationError if `factory` takes parameters, or has no annotation for the type of its value
     """

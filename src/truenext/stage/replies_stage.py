@@ -25,14 +25,14 @@ _is_flow_id = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class KeptMessage(msgspec.Struct):
-    """State of the stage: what the message is."""
+    """State of the stage that keeps replies. It tells a reply from a report."""
 
     is_failure: bool = False
     """True for a report, whose failure is the message; False for a reply."""
 
 
 def make_replies_stage(service: str, keep: Callable[..., Any], session: type[Any]) -> Stage:
-    """Return the stage. `keep` writes a row, in a session of the type `session`."""
+    """Return the stage that keeps replies. `keep` writes a row, in a session of the type `session`."""
     stages: list[Stage] = []
     settings = StageSettings(service, concurrency=CONCURRENCY, exactly_once=False)
     endpoint: LocalEndpoint[Any, None] = LocalEndpoint(

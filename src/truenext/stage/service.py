@@ -97,7 +97,7 @@ class Service(Definition):
 
     @asynccontextmanager
     async def bound_to(self, running: ServiceRun) -> AsyncIterator[None]:
-        """Start flows and ask through `running` for the duration of the block. Stop `running` at the end.
+        """Let the service start flows and send requests through `running` during the block. Stop `running` at its end.
 
         Raises: LocalProtocolError if the service runs already in this process
         """
@@ -235,7 +235,7 @@ class Service(Definition):
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people, such as the number of an order. It must not be empty.
+            trace: Human-readable name of the flow, such as the number of an order. It must not be empty.
             timeout: Seconds, more than 0, for the whole call, including the wait for an unavailable broker.
             **options: Options of the flow (`FlowOptions`).
 
@@ -260,7 +260,7 @@ class Service(Definition):
         Args:
             to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the flow for people. It must not be empty.
+            trace: Human-readable name of the flow. It must not be empty.
             timeout: Seconds, more than 0, for the whole call, including the wait for an unavailable broker.
             **options: Options of the flow (`FlowOptions`).
 
@@ -289,7 +289,7 @@ class Service(Definition):
         Args:
             to: Endpoint that replies.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people. It must not be empty.
+            trace: Human-readable name of the flow. It must not be empty.
             timeout: Seconds, more than 0, for the whole call: for the wait for an unavailable broker, the commit and
                 the reply. The call waits no longer than the flow's `ttl`.
             key: Text that names the flow, such as the number of an order. For 7 days, all calls with the same key, in

@@ -31,9 +31,9 @@ start.
 All frames up to the number in "durable frame" were durable when the number was stored, and stay durable. So the number
 is never lowered (docs/decisions/0019-damage.md).
 
-The first bit of a mark's attempts says that the last attempt was a lost connection. If consumers have given causes of
-their failures, three fields follow the mark: number of bytes of the first cause u32, first cause, last cause. The last
-cause is left out if it equals the first. Causes are UTF-8.
+The first bit of a mark's attempts says that the last attempt ended with a lost connection. If consumers have given
+causes of their failures, three fields follow the mark: number of bytes of the first cause u32, first cause, last cause.
+The last cause is left out if it equals the first. Causes are UTF-8.
 
 A transient message counts only if its generation is the one in meta.
 
@@ -139,7 +139,7 @@ def decode_mark(value: bytes) -> tuple[Mark, Causes]:
 
 
 class CheckpointPosition(msgspec.Struct, frozen=True):
-    """Position in the journal. The checkpoint has everything up to it."""
+    """Position in the journal up to which the checkpoint has all changes."""
 
     segment: int
     frame: int

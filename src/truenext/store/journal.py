@@ -372,9 +372,9 @@ def _read_all(file: int, size: int) -> bytearray:
 def describe_lost_tail(
     last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
-    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss. By the checkpoint,
-    `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal. `last_history_chunk` is the
-    run and the first event of the last chunk of a batch in the history's own files.
+    """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss. According to the
+    checkpoint, frame `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal.
+    `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1

@@ -1,7 +1,7 @@
 """MemoryStore: a store without a disk, for tests and for brokers whose messages may end with the process.
 
-The object takes the part of the disk. A second call of `recover` is a restart. After a restart all applied batches are
-there; transient messages are there only if the last batch that sets `clean_stop` has set it to True.
+The object has the role of the disk: a second call of `recover` acts as a restart. After a restart the store has all
+applied batches. It has transient messages only if the last batch that sets `clean_stop` has set it to True.
 
 This store checks more than a store must. A mark without a message, or a content without references, is a bug of the
 broker. A disk might keep these for years unnoticed. This store rejects such a batch, so that tests find the bug.

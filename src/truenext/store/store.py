@@ -67,7 +67,8 @@ class TimerPage:
 
     @classmethod
     def of(cls, following: Iterable[bytes], limit: int, *, as_of: int) -> Self:
-        """Return the page with the first timers of `following`. At most one timer more than fits is taken from it."""
+        """Return the page with the first timers of `following`. This consumes at most `limit` + 1 items of
+        `following`."""
         timers = list(islice(following, limit + 1))
         return cls(timers=timers[:limit], as_of=as_of, is_end=len(timers) <= limit)
 

@@ -38,7 +38,7 @@ class Delivery(Protocol):
     def attempts(self) -> int: ...
     @property
     def was_lost(self) -> bool:
-        """True if the last attempt was a lost connection."""
+        """True if the last attempt ended with a lost connection."""
 
     @property
     def causes(self) -> DeliveryCauses | None: ...

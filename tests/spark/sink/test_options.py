@@ -47,7 +47,7 @@ def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
     [
         ({}, True, r'^option url is missing: \.option\("url", "stomp://127.0.0.1:61613"\)$'),
         ({"url": "http://a"}, True, "^option url: "),
-        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; there are url, user, passwordFile, ca, certif"),
+        ({"url": URL, "topic": "a"}, True, "^option topic is unknown; the options are url, user, passwordFile, ca"),
         ({"url": URL, "txnAppId": "a", "txnVersion": "1"}, True, "^option txnAppId is unknown"),
         ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation is unknown"),
         ({"url": URL, "password": "x"}, True, "^option password: Spark shows options in its plans"),

@@ -106,9 +106,9 @@ def test_an_empty_selector_is_none() -> None:
         ),
         (
             {"maxRows": "7"},
-            "option maxRows is unknown; there are url, user, passwordFile, ca, certificate, key, queue, selector, "
-            "partitions, maxRowsPerTrigger, maxBytesPerTrigger, minRowsPerTrigger, maxTriggerDelay, body, headers, "
-            "space, patience",
+            "option maxRows is unknown; the options are url, user, passwordFile, ca, certificate, key, queue, "
+            "selector, partitions, maxRowsPerTrigger, maxBytesPerTrigger, minRowsPerTrigger, maxTriggerDelay, body, "
+            "headers, space, patience",
         ),
         ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
         ({"partitions": "65"}, "option partitions is '65', and must be a whole number, 1 to 64"),

@@ -112,7 +112,9 @@ def apply_crons(connection: Connection, service: Service) -> tuple[int, int]:
             _cancel(connection, present)
             return len(service.crons), len(present)
     raise CommandFailure(
-        TruenextError(f"other commands change the cron flows of {service.name} all the time: try again when they ended")
+        TruenextError(
+            f"other commands change the cron flows of {service.name} all the time: try again when they have ended"
+        )
     )
 
 

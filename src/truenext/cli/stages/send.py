@@ -32,7 +32,12 @@ from truenext.stage.service_run import RunResources, ServiceRun
 @service_argument
 @click.argument("name", metavar="ENDPOINT", type=TEXT)
 @click.argument("message", metavar="JSON", type=BodyParam())
-@click.option("--trace", type=TEXT, required=True, help="Name of the flow for people, such as the number of an order.")
+@click.option(
+    "--trace",
+    type=TEXT,
+    required=True,
+    help="Human-readable name of the flow, such as the number of an order.",
+)
 @click.option("--ask", "asks", is_flag=True, help="Wait for the reply, and print it as JSON.")
 @click.option(
     "--key",

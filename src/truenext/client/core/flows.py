@@ -110,7 +110,8 @@ def receive(
 def settle(session: SessionCore, received: ReceivedMessage, disposition: Disposition, owner: object) -> Flow[None]:
     """Settle a message, and wait until the frame is written.
 
-    Raises: LocalProtocolError if the message is settled already; RolledBack if its transaction was ended from elsewhere
+    Raises: LocalProtocolError if the message is settled already; RolledBack if the message's transaction was ended by
+    anything but its own code
     """
     if not session.settle(received, disposition, owner):
         yield from session.client.wait_until_written()

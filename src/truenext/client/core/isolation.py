@@ -1,4 +1,4 @@
-"""Isolation of handlers: a message whose last attempt was a lost connection is processed alone.
+"""Isolation of handlers: a message whose last attempt ended with a lost connection is processed alone.
 
 Such a message may crash the process, which would count an attempt for each message that is processed at the same time.
 """
@@ -12,7 +12,7 @@ from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscrip
 
 
 class HandlerIsolation:
-    """Ensures that a message whose last attempt was a lost connection is processed alone. One object serves the
+    """Ensures that a message whose last attempt ended with a lost connection is processed alone. One object serves the
     handlers of one event loop, or of one connection of `truenext.blocking`."""
 
     def __init__(self) -> None:

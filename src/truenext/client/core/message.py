@@ -93,7 +93,8 @@ class Content:
 
     @property
     def was_lost(self) -> bool:
-        """True if the last attempt was a lost connection, so that processing the message may crash the process."""
+        """True if the last attempt ended with a lost connection, so that processing the message may crash the
+        process."""
         return self.headers.get("truenext-lost", "") == "true"
 
     @property

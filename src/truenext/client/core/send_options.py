@@ -144,7 +144,8 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
 
 
 def _encode_send(destination: str, options: SendOptions, *, has_report_id: bool = False) -> EncodedSend:
-    """Encode the options. `has_report_id` is True if the caller adds the line of a `report_id` that it has left out."""
+    """Encode the options. `has_report_id` is True if the message has a `report_id` that is not among the options,
+    because the caller adds its header line."""
     unknown = options.keys() - _OPTION_TYPES.keys()
     if unknown:
         raise TypeError(f"send has no option {', '.join(sorted(unknown))}")

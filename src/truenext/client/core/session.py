@@ -132,9 +132,9 @@ class SessionCore(msgspec.Struct, eq=False):
         are buffered. The list is empty at the deadline, or if the buffer is closed. With `no_wait` return messages that
         the broker can dispatch now.
 
-        Raises: RolledBack if the session's transaction was ended from elsewhere; InDoubt if the outcome of its last
-        commit cannot be found out; Refused if the broker has ended the subscription; ClosedError if consumer, session
-        or connection is closed; ConnectionLost if the connection was lost for good
+        Raises: RolledBack if the session's transaction was ended by anything but its own code; InDoubt if the
+        outcome of its last commit cannot be found out; Refused if the broker has ended the subscription; ClosedError if
+        consumer, session or connection is closed; ConnectionLost if the connection was lost for good
         """
         # Left by `try_receive`, which cannot wait.
         pending = self._pending_by_owner.pop(owner, None)
@@ -179,8 +179,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def _wait_until_ready(self) -> Flow[None]:
         """Wait until a transaction is open or can begin. A session without transactions needs no wait.
 
-        Raises: ClosedError if the session is closed; RolledBack if its transaction was ended from elsewhere; InDoubt if
-        the outcome of its last commit cannot be found out
+        Raises: ClosedError if the session is closed; RolledBack if the session's transaction was ended by anything but
+        its own code; InDoubt if the outcome of its last commit cannot be found out
         """
         transactions = self.transactions
         if transactions is not None:
@@ -571,8 +571,8 @@ class SessionCore(msgspec.Struct, eq=False):
     def send(self, head: bytes, body: bytes, ttl_s: float | None, deadline: float | None, owner: object) -> Flow[None]:
         """Send a message in the transaction. The broker's answer is known only at the commit.
 
-        Raises: RolledBack if the transaction was ended from elsewhere; TimeoutError if the message cannot be written
-        before the deadline
+        Raises: RolledBack if the transaction was ended by anything but its own code; TimeoutError if the message cannot
+        be written before the deadline
         """
         client = self.client
         called_at = client.clock()

@@ -5,7 +5,7 @@
       │                  ├──RECEIPT of a repeat──▶ REPEATED
       │                  └──connection lost──▶ IN_DOUBT ──broker answers──▶ COMMITTED, ROLLED_BACK, UNKNOWN
       ├──rollback──▶ ROLLED_BACK
-      └──ended from elsewhere──▶ ROLLBACK_ONLY ──its code has ended──▶ ROLLED_BACK
+      └──ended by anything else──▶ ROLLBACK_ONLY ──its code has ended──▶ ROLLED_BACK
 
 A transaction is *rollback-only* if something other than its own code has ended it. Examples: the connection was lost,
 the broker has refused a frame, or another task has rolled back or closed the session. Until the transaction's code has

@@ -59,9 +59,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Check that nothing other than its own code has ended the transaction. Raises: RolledBack if something else
-        has ended it
-        """
+        """Check that the transaction is not rollback-only. Raises: RolledBack if it is"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
@@ -69,8 +67,8 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def wait_until_ready(self) -> Flow[None]:
         """Wait until a transaction is open or can begin.
 
-        Raises: RolledBack if the transaction was ended from elsewhere; InDoubt if the outcome of the previous commit
-        cannot be found out
+        Raises: RolledBack if the transaction was ended by anything but its own code; InDoubt if the outcome of the
+        previous commit cannot be found out
         """
         transaction = self.transaction
         if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):

@@ -112,8 +112,8 @@ class Message(ReceivedMessage):
 
     async def nack(self, *, delay: float | None = None, cause: str = "") -> None:
         """Report that processing the message failed. This counts as an attempt. The message is redelivered after
-        `delay` seconds; with None the queue's policy sets the delay. If a transaction has not acknowledged the message
-        (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
+        `delay` seconds; with None the queue's policy sets the delay. In a transaction with `ack="commit"`, the
+        transaction is rolled back too, and its other messages count no attempt.
 
         `cause` says why processing failed. The cause is shown as `first_cause` and `last_cause` of the message and of
         its dead letter, cut to 4096 bytes of UTF-8. Only truenext gets the cause, no other broker.
@@ -124,17 +124,17 @@ class Message(ReceivedMessage):
         await self._settle(flows.failed_disposition(delay, cause))
 
     async def reject(self, *, cause: str = "") -> None:
-        """Make the message a dead letter. `cause` says why. If a transaction has not acknowledged the message
-        (`ack="commit"`), the transaction is rolled back, and its other messages count no attempt.
+        """Make the message a dead letter. `cause` says why. In a transaction with `ack="commit"`, the transaction is
+        rolled back too, and its other messages count no attempt.
 
         Raises: LocalProtocolError, RolledBack, TypeError in the same cases as `nack`
         """
         await self._settle(flows.rejected_disposition(cause))
 
     async def release(self) -> None:
-        """Return the message to its queue, unprocessed and without an attempt. If a transaction has not acknowledged
-        the message (`ack="commit"`), the transaction is rolled back. The call does nothing if the message was settled
-        already, or acknowledged in a transaction."""
+        """Return the message to its queue, unprocessed and without an attempt. In a transaction with `ack="commit"`,
+        the transaction is rolled back too. The call does nothing if the message was settled already, or acknowledged in
+        a transaction."""
         source = self._session
         owner = asyncio.current_task(source.driver.loop)
         await source.driver.run_flow(flows.release(source.core, self, owner))
@@ -219,9 +219,9 @@ class Consumer(_Block):
         """Return the next message; None if no message arrives within `timeout` seconds. With a `timeout` of None, wait
         for ever. With 0, return a message only if the broker can dispatch one now.
 
-        Raises: RolledBack if the session's transaction was ended from elsewhere; Refused if the broker has ended the
-        subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError if the
-        consumer, its session or the connection is closed
+        Raises: RolledBack if the session's transaction was ended by anything but its own code, such as a lost
+        connection; Refused if the broker has ended the subscription; TimeoutError if `timeout` is 0 and there is no
+        connection for 60 seconds; ClosedError if the consumer, its session or the connection is closed
         """
         message = self._try_receive()
         if message is None:
@@ -355,7 +355,8 @@ class Session(_Block):
         """Send a message. In a transacted session the message belongs to the transaction. If the broker refuses the
         message, a later call of the session raises the error.
 
-        Raises: RolledBack if the transaction was ended from elsewhere; otherwise the errors of `Connection.send`
+        Raises: RolledBack if the transaction was ended by anything but its own code, such as a lost connection;
+        otherwise the errors of `Connection.send`
         """
         core, driver = self._source.core, self._driver
         if core.transactions is None:
@@ -644,7 +645,7 @@ class Connection:
         messages that the handler has sent through its session. The session ends with the handler: later calls, and
         calls that still wait, raise ClosedError. `ack` has the same meaning as for `session`. If the handler raises,
         the error is logged, and the message has failed. Two messages of one group never run at once. A message whose
-        last attempt was a lost connection runs alone.
+        last attempt ended with a lost connection runs alone.
 
         After an interruption (a cancellation or Ctrl-C) the call waits for the running handlers, and raises the
         interruption again. After a second interruption the call stops waiting: it cancels tasks, leaves threads

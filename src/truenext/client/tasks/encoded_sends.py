@@ -15,8 +15,9 @@ async def send_encoded(
     """Send messages in the transaction of a session, as `Session.send` does. Each message has the head of its frame,
     its body, and its time to live in seconds.
 
-    Raises: RolledBack if the transaction was ended from elsewhere; TimeoutError if a message cannot be written before
-    `deadline`, by the clock of the event loop; ValueError if a body is too large
+    Raises: RolledBack if the transaction was ended by anything but its own code, such as a lost connection;
+    TimeoutError if a message cannot be written before `deadline`, by the clock of the event loop; ValueError if a body
+    is too large
     """
     core, driver = session._source.core, session._driver
     driver.check_caller()

@@ -61,7 +61,8 @@ from truenext.model.record import (
 from truenext.model.schedule import Schedule
 
 CRON_COPIES = 50
-"""Number of copies as which a step counts the computation of a cron expression's next time: both take as long."""
+"""Number of copies that take as long as computing the next time of a cron expression. A step counts the computation as
+this number of copies."""
 
 _END = object()
 _encode_schedule = msgspec.json.Encoder().encode

@@ -1,4 +1,4 @@
-"""ACK, NACK and started: settles messages that a consumer holds, and notes started dispatches. Source:
+"""Commands ACK, NACK and Started: settle messages that a consumer holds, and mark dispatches as started. Source:
 docs/contract.md."""
 
 from __future__ import annotations

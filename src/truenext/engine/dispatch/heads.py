@@ -32,7 +32,7 @@ class WaitReason(Enum):
     """The window is full, the subscription pulls and has requested no more, or its connection holds too many
     messages."""
     UNREAD = "unread"
-    """The connection's socket has too many bytes of messages still to take."""
+    """Too many bytes of messages wait to be written to the connection's socket."""
     JOINING = "joining"
     """The subscription is to a pattern, and has not joined all queues yet."""
     PAUSED = "paused"
@@ -60,7 +60,7 @@ COMMITTING, DELAYED = WaitReason.COMMITTING, WaitReason.DELAYED
 
 class Wait(NamedTuple):
     reason: WaitReason
-    """Reason: SCANNING, READING, COMMITTING or DELAYED."""
+    """Reason why no message is ready: SCANNING, READING, COMMITTING or DELAYED."""
     sequence: int
     """Sequence of the first message to which the reason may apply; 0 if the sequence is not known."""
 

@@ -79,8 +79,9 @@ class ConsumerClass:
 
 
 class ExpressClass(ConsumerClass):
-    """Class of consumers that get messages only by express dispatch. Within a turn offers only become less urgent, so a
-    consumer without express credit is removed for the rest of the turn."""
+    """Class of consumers that get messages only by express dispatch. During a turn, each message offered is no more
+    urgent than the one before. A consumer that has no express credit for one of them has none for later ones, so it is
+    removed for the rest of the turn."""
 
     __slots__ = ()
 

@@ -35,7 +35,8 @@ from truenext.model.record import timer_key
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
 SENT_ALONE = -1
-"""Value of `batch` in `Arrivals.accept`: the message is visible as if it were sent alone."""
+"""Value of `batch` in `Arrivals.accept` for a message whose visibility depends on no other message. A stored message is
+visible once it is durable, or at once with the policy `concurrent`; any other message is visible at once."""
 
 EXPIRY_ROUND_MS = 1000
 """Timers of expiry are due at multiples of this many milliseconds, so that many messages share a timer."""

@@ -284,8 +284,8 @@ class ResidentSet:
         self.forget_durable_removals()
 
     def retry_queues_over_limit(self) -> None:
-        """Let the next eviction check again the queues that were still above their limits after the last one. Called
-        when a batch is durable, or takes evicted messages again."""
+        """Let the next eviction check again the queues that were still above their limits after the last eviction.
+        Called when a batch is durable, or when the gathering batch can take evicted messages again."""
         self.queues_over_limit.update(self.queues_still_over_limit)
         self.queues_still_over_limit.clear()
 
@@ -307,7 +307,7 @@ class ResidentSet:
             self.lanes_with_unread_in_memory.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
-        """Let no message of the lane leave memory until `unpin`."""
+        """Keep all messages of the lane that are in memory there until `unpin`."""
         lane.is_pinned = True
 
     def unpin(self, lane: Lane) -> None:

@@ -18,13 +18,13 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.model.record import TIMER_SIZE, split_timer
 
 TIMERS_MAX = 4000
-"""Maximum number of timers in memory. When it is passed, all but the first TIMERS_MAX / 2 timers leave."""
+"""Maximum number of timers in memory. When there are more, only the first TIMERS_MAX / 2 timers stay in memory."""
 
 PAGE_SIZE = 1000
 """Number of timers on a page. The next page is read when fewer than half as many are in memory."""
 
 BEYOND_ALL_TIMERS = b"\xff" * (TIMER_SIZE + 1)
-"""Greater than every timer."""
+"""Key that is greater than every timer."""
 
 
 class TimerRead(NamedTuple):

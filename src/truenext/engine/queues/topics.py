@@ -38,7 +38,7 @@ QUICK_SUBSCRIPTIONS_MAX = 128
 PIECE_NS = 250_000
 """Nanoseconds that one step of a search ahead should take."""
 MATCH_NS = 1500
-"""Nanoseconds that it takes at most, roughly, to match a topic with a pattern of a few words."""
+"""Approximate longest time, in nanoseconds, of matching a topic with a pattern of a few words."""
 
 
 class TopicSubscription:

@@ -138,8 +138,8 @@ class Wildcards(BackgroundTask):
         return at_once
 
     def _give_way(self, wildcard: Wildcard) -> None:
-        """Let other consumers get what they could not get because of a consumer that is leaving its queues: all
-        messages, if it was exclusive, or express dispatch."""
+        """Mark queues for dispatch, because a wildcard consumer is leaving them. If it was exclusive, other consumers
+        may get messages now. In all other cases, other consumers may get express dispatch now."""
         touched = self._commit_state.touched_queues
         if wildcard.is_exclusive:
             for queue in wildcard.queues:

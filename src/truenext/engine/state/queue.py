@@ -136,7 +136,7 @@ class Entry(msgspec.Struct, gc=False):
     """Whether this dispatch is started, and whether an earlier one may have been. One field for both facts, because
     another field would cost 16 bytes for each message."""
     was_lost: bool = False
-    """True if the last attempt was a lost connection."""
+    """True if the last attempt ended with a lost connection."""
     causes: KnownCauses | None = None
     """Causes of the message's failures; None if no consumer gave any."""
 
@@ -556,12 +556,13 @@ _NO_LANE = -1
 _NO_LANES = [_NO_LANE] * (PRIORITY_MAX + 1)
 
 _indexes_with_lane: dict[tuple[int, ...], tuple[int, list[int]]] = {}
-"""By the indexes of a queue's lanes and the rank of a new one: its position in `Queue.lanes`, and the indexes with it.
-Queues that have lanes of the same ranks share the indexes."""
+"""Cached results of `_index_with_lane`, by its arguments in one tuple. Queues that have lanes of the same ranks share
+the indexes."""
 
 
 def _index_with_lane(index: list[int], new_rank: int) -> tuple[int, list[int]]:
-    """Return the position of a new lane in `Queue.lanes`, and the indexes with it."""
+    """Return the position of a new lane in `Queue.lanes`, and the index of all lanes with the new one. `index` has the
+    position of the lane of each priority."""
     found = _indexes_with_lane.get((*index, new_rank))
     if found is None:
         by_priority = [rank(priority) for priority in range(PRIORITY_MAX + 1)]

@@ -44,8 +44,8 @@ class Wildcard(BrokerConsumer):
         self.is_leaving = False
         """True if the consumer has ended, and has not left all its queues yet."""
         self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
-        """Sequence of the consumer's head, by rank and queue: that of the first ready message, or of a message that
-        must first be read or compared. Empty queues, which most are, have no item."""
+        """Sequence of the head, by rank and queue. The head is the first ready message for the consumer, or a message
+        that must first be read or compared. Queues without a head, which most are, have no item."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
         """One heap of heads per rank. An item is a sequence, a number that makes items distinct, and a queue. An item
         is outdated if its sequence differs from `head_at`."""

@@ -22,7 +22,8 @@ SIZE_INITIAL = 10
 SIZE_MIN = 2
 """Smallest size in messages. With 2, a consumer that has finished a message already has the next one."""
 QUEUED_WORK_MS = 50
-"""Milliseconds of work that may wait at a consumer, besides twice the messages that it processes at once."""
+"""Milliseconds of processing for which messages are kept ready at a consumer. The window has space for these messages,
+and for twice as many as the consumer processes at once."""
 MEASURE_MIN_MS = 20
 """Shortest time over which a rate is measured."""
 STRETCH_AFTER_MS = 1000

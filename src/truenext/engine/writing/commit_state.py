@@ -249,5 +249,6 @@ class BackgroundTask(ABC):
         """Do a slice of the work. Returns the reads of pages that the task needs to continue."""
 
     def next_due_ms(self) -> int | None:
-        """Return the time when a step is due, in milliseconds since the epoch. None if the task waits for no time."""
+        """Return the time when a step is due, in milliseconds since the epoch. None if the task does not wait for a
+        time."""
         return None

@@ -208,8 +208,8 @@ class Finding(msgspec.Struct, gc=False):
 
 
 class RemovedMessages:
-    """Ends of removed messages: one code, of one byte, for each message. The sequences are close together, so
-    the arrays have few unused bytes."""
+    """Codes of the events that ended the removed messages. An array has one byte for each of 65536 sequences. Few of
+    these bytes are unused, since the sequences of messages are close together."""
 
     __slots__ = ("pages",)
 

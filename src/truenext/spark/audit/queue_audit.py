@@ -450,7 +450,7 @@ class QueueAudit:
             self.add_finding("duplicate", event, at, sequence, detail=f"reported {detail}")
 
     def is_certain(self, sequence: int) -> bool:
-        """Return whether a message has not ended for certain: no gap hides its end."""
+        """Return whether a message has certainly not ended, because no gap can hide its end."""
         message = self.messages.get(sequence)
         return message is not None and message.state in (WAITING, HELD, DELAYED)
 

@@ -20,7 +20,7 @@ CLOSED_BATCH = (1 << 43) - 1
 """Number of the batch of an abandoned query. It is higher than the number of any real batch."""
 
 _PULL_MAX = 100
-"""Largest number of messages that one call reads. The queue never holds so many."""
+"""Largest number of messages that one call reads. The queue never holds as many."""
 
 
 def read_latest(broker: BrokerConnection, queue: str) -> Latest | None:

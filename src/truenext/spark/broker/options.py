@@ -66,7 +66,7 @@ class GivenOptions:
             )
         unknown = sorted(name for name in options if name.lower() not in known)
         if unknown:
-            raise ConfigurationError(f"option {unknown[0]} is unknown; there are {', '.join(names)}")
+            raise ConfigurationError(f"option {unknown[0]} is unknown; the options are {', '.join(names)}")
 
     def get(self, name: str) -> str | None:
         return self._given.get(name.lower())

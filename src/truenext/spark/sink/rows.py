@@ -88,8 +88,8 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
             continue
         if name not in _TYPES:
             raise ConfigurationError(
-                f"column {field.name} is unknown; there are {', '.join(_TYPES)}. Put other columns into the body, "
-                f"for example to_json(struct(*)) AS body"
+                f"column {field.name} is unknown; the columns are {', '.join(_TYPES)}. Put other columns into the "
+                f"body, for example to_json(struct(*)) AS body"
             )
         if names.count(name) > 1:
             raise ConfigurationError(f"there is more than one column {name}")

@@ -48,7 +48,9 @@ class Codec(Generic[T]):
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are evaluated here, which may raise any exception.
-            raise DefinitionError(f"{subject} is {type_name(type_)}, which cannot be JSON: {error}") from error
+            raise DefinitionError(
+                f"{subject} is {type_name(type_)}, which cannot be encoded as JSON: {error}"
+            ) from error
         if fault:
             raise DefinitionError(f"{subject} is {type_name(type_)}, in which {fault}")
 
@@ -117,11 +119,12 @@ EMPTY = msgspec.Raw(b"{}")
 
 
 def encode_any(value: object) -> msgspec.Raw:
-    """Encode a value of any type. Raises: FlowError if the value cannot be JSON, or contains nan or an infinity"""
+    """Encode a value of any type. Raises: FlowError if the value cannot be encoded as JSON, or contains nan or an
+    infinity"""
     try:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
-        raise FlowError(f"{shortened(value, 200)} cannot be JSON: {error}") from error
+        raise FlowError(f"{shortened(value, 200)} cannot be encoded as JSON: {error}") from error
     loss = fault_of_floats(value) if b"null" in data else None
     if loss is not None:
         raise FlowError(f"{_root(type(value))}{loss}")
@@ -132,7 +135,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
     """Check the properties of a flow. Raises: FlowError if JSON does not preserve one of the properties"""
     loss = fault_below_any(properties) if properties else None
     if loss is not None:
-        raise FlowError(f"a property of the flow cannot be JSON: properties{loss}")
+        raise FlowError(f"JSON does not preserve a property of the flow: properties{loss}")
 
 
 def type_name(type_: object) -> str:
@@ -160,7 +163,7 @@ def _encode_model(value: Any) -> object:
     if hasattr(value, "isoformat"):
         # A subclass of datetime or date, such as those of libraries that freeze the time in tests.
         return value.isoformat()
-    raise TypeError(f"{type_name(type(value))} cannot be JSON")
+    raise TypeError(f"{type_name(type(value))} cannot be encoded as JSON")
 
 
 def _decode_model(type_: Any, data: Any) -> Any:
@@ -258,7 +261,10 @@ def _fault_of_model(class_: Any) -> str:
             if any(faults):
                 return next(filter(None, faults))
         elif each is class_:
-            return f"{type_name(each)} cannot be JSON: make it a msgspec.Struct, a dataclass or a model of pydantic"
+            return (
+                f"{type_name(each)} cannot be encoded as JSON: make it a msgspec.Struct, a dataclass or a model of "
+                "pydantic"
+            )
     return ""
 
 

@@ -38,7 +38,7 @@ class CronFlow(msgspec.Struct, frozen=True):
     cron: str
     zone: str
     endpoint: str
-    """Name of the endpoint that handles the flow first, which is also its queue."""
+    """Name of the first endpoint of the flow. The queue of that endpoint has the same name."""
     id: str
     """Id of the schedule, from which the ids of its occurrences are derived."""
     body: bytes

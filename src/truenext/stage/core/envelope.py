@@ -30,7 +30,7 @@ class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     id: str
     """Id of the flow, which is the id of its first message."""
     trace: str
-    """Name of the flow for people, given at its start. If a stage of the flow `parent` starts the flow `child`, its
+    """Human-readable name of the flow, given at its start. If a stage of the flow `parent` starts the flow `child`, its
     name is `parent|child`."""
     started_ms: int
     """Start of the flow in milliseconds since the epoch, by the clock of the process that started it."""
@@ -143,8 +143,8 @@ def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
 
 
 def describe_remedy(found: int, wrote: str) -> str:
-    """Return the end of an error's text: the version that this truenext reads, and what to do. `wrote` is the verb for
-    the act of the other truenext, such as "sent"."""
+    """Return the end of an error's text: the version that this truenext reads, and what to do. `wrote` is a verb, such
+    as "sent": what the truenext of version `found` has done with the message."""
     remedy = "update truenext" if found > VERSION else f"use the version that {wrote} it"
     return f"this truenext reads version {VERSION}: {remedy}"
 

@@ -102,7 +102,7 @@ class Flow:
         self.id: str = context.id
         """Id of the flow. It is the same in all stages of the flow."""
         self.trace: str = context.trace
-        """Name of the flow for people."""
+        """Human-readable name of the flow."""
         self.message_id: str = envelope.id
         """Id of the message. It is the same in every delivery."""
         self.attempt: int = source.attempt
@@ -347,7 +347,7 @@ class Flow:
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the new flow for people. In the flow `this`, `child` becomes `this|child`, an empty text
+            trace: Human-readable name of the new flow. In the flow `this`, `child` becomes `this|child`, an empty text
                 becomes `this`, and `!child` becomes `child`.
             reply_to: Endpoint or topic that gets the new flow's reply; None drops the reply.
             reply_state: State for the first stage of `reply_to`; None is the default of the state's type.
@@ -369,7 +369,7 @@ class Flow:
         Args:
             to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the new flow for people. In the flow `this`, `child` becomes `this|child`, an empty text
+            trace: Human-readable name of the new flow. In the flow `this`, `child` becomes `this|child`, an empty text
                 becomes `this`, and `!child` becomes `child`.
             **options: Options of the new flow (`FlowOptions`). It inherits `interactive`, `persistent` and `properties`
                 of this flow.

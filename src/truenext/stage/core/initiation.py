@@ -57,7 +57,7 @@ class Initiation:
         Args:
             to: Endpoint that handles the flow first.
             message: Message of the type that the endpoint takes.
-            trace: Name of the flow for people, such as the number of an order. It must not be empty.
+            trace: Human-readable name of the flow, such as the number of an order. It must not be empty.
             reply_to: Endpoint or topic that gets the flow's reply; None drops the reply.
             reply_state: State for the first stage of `reply_to`; None is the default of the state's type.
             state: State for the first stage of `to`; None is the default of the state's type.
@@ -98,7 +98,7 @@ class Initiation:
         Args:
             to: Topic to which the message is published.
             message: Message of the type that the topic takes.
-            trace: Name of the flow for people. It must not be empty.
+            trace: Human-readable name of the flow. It must not be empty.
             **options: Options of the flow (`FlowOptions`).
 
         Raises: FlowError if an argument is invalid, or the block has ended

@@ -42,11 +42,11 @@ class OutputMessage(msgspec.Struct, frozen=True):
         try:
             body = encode_envelope(envelope)
         except (TypeError, ValueError) as error:
-            raise FlowError(f"a property of the flow cannot be JSON: {error}") from error
+            raise FlowError(f"a property of the flow cannot be encoded as JSON: {error}") from error
         if len(body) > BODY_BYTES_MAX:
             raise FlowError(
-                f"the message to {self.destination} has {len(body)} bytes with all that its flow carries: "
-                f"at most {BODY_BYTES_MAX}"
+                f"the message to {self.destination} has {len(body)} bytes, more than {BODY_BYTES_MAX}; the properties "
+                f"of its flow and the states of waiting stages count: send or keep less"
             )
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
@@ -59,7 +59,8 @@ class OutputMessage(msgspec.Struct, frozen=True):
 
 
 def _with_failure_headers(message: EncodedMessage, envelope: Envelope) -> EncodedMessage:
-    """Return the message with what its failure does, unless a failed message stays at its destination."""
+    """Return the message with its failure handlers and the address for a report. If the destination keeps failed
+    messages, return the message as it is."""
     flow_id, waiting = envelope.flow.id, envelope.waiting
     if not is_dead_lettering(message.destination):
         return message

@@ -122,8 +122,8 @@ class RedeliveryPolicy(msgspec.Struct, frozen=True):
     backoff: float
     delay_max_ms: int
     dead_letters: str | None = None
-    """Name of the queue that gets the dead letters; None if the queue keeps failed messages, and from a broker that
-    does not report it."""
+    """Name of the queue that gets the dead letters; None if the queue keeps failed messages, or if the broker does not
+    report the name."""
 
     def is_last(self, failures: int) -> bool:
         """Return whether the broker gives up a message that has failed so often."""

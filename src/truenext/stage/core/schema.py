@@ -50,7 +50,7 @@ _TEXTS: dict[type[inspect.Type], str] = {
 
 
 def schema_of(type_: Any) -> Schema:
-    """Return the JSON Schema of a type. Raises: TypeError if the type cannot be JSON"""
+    """Return the JSON Schema of a type. Raises: TypeError if the type cannot be encoded as JSON"""
     return _JsonSchemaBuilder().schema(inspect.type_info(type_))
 
 
@@ -153,7 +153,7 @@ class _JsonSchemaBuilder:
                 described: Schema = model.model_json_schema(schema_generator=_pydantic_generator())
                 return described
             case _:
-                raise TypeError(f"{info!r} cannot be JSON")
+                raise TypeError(f"{info!r} cannot be encoded as JSON")
 
     def _mapping(self, info: inspect.DictType | inspect.FrozenDictType) -> Schema:
         schema: Schema = {"type": "object", "additionalProperties": self._of(info.value_type)}

@@ -23,7 +23,8 @@ class HistogramSample(NamedTuple):
     labels: Mapping[str, str]
     bounds: Sequence[float]
     counts: Sequence[int]
-    """Number of values in each bucket: above the bound before it, up to its own bound. The last bucket has no bound."""
+    """Number of values in each bucket: those above the bound of the bucket before, up to the bucket's own bound. The
+    last bucket has no bound."""
     total: float
     """Sum of all observed values."""
 

@@ -39,7 +39,7 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     flow_id: str
     """Id of the flow. It is the same in all its stages."""
     trace: str
-    """Name of the flow for people."""
+    """Human-readable name of the flow."""
     attempt: int
     """Number of the attempt: 1 plus the failures that count against the message."""
     interactive: bool
@@ -68,7 +68,7 @@ class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
     flow_id: str
     """Id of the message's flow."""
     trace: str
-    """Name of the flow for people."""
+    """Human-readable name of the flow."""
     size: int
     """Size of the encoded message in bytes, without its envelope."""
     carrier: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Graph of a service, for people: its endpoints, their stages, and the endpoints and topics that the stages name."""
+"""Graph of a service, for display: its endpoints, their stages, and the endpoints and topics that the stages name."""
 
 from __future__ import annotations
 

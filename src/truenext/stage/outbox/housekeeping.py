@@ -24,7 +24,8 @@ _logger = logging.getLogger("truenext.stage")
 RETRY_S = 5.0
 """Seconds until the next step after an unexpected error."""
 STOP_TIMEOUT_S = 5.0
-"""Seconds for which a stopping service waits for pending work, and again for the current step."""
+"""Longest time in seconds that `stop` waits for pending work. Afterwards it waits as long again for the end of the
+current step."""
 
 
 class PeriodicTask:

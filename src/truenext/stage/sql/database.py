@@ -114,7 +114,7 @@ class Database:
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
         """Return the outbox of a service, which has connections of its own. `owner` is the id of this run, and
-        `instance` is its name for people."""
+        `instance` is the human-readable name of the run."""
         if self._outbox_engines is None:
             self._outbox_engines = self._engines_of_tables(OUTBOX_CONNECTIONS)
         return Outbox(self._outbox_engines.for_tasks, service, owner, instance)

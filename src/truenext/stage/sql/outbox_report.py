@@ -28,7 +28,7 @@ class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
     producer: str | None
     """Producer of the units; None if the units have no numbers yet."""
     owner: str | None
-    """Process that owns the producer, as its name for people; None if that process is dead, or if there is no
+    """Human-readable name of the process that owns the producer; None if that process is dead, or if there is no
     producer."""
     units: int
     messages: int

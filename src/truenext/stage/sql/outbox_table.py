@@ -87,7 +87,8 @@ class UnsentCounts(NamedTuple):
 
 class Outbox:
     def __init__(self, engine: AsyncEngine, service: str, owner: str, instance: str) -> None:
-        """Create the outbox of a service. `owner` is the id of this run, and `instance` is its name for people."""
+        """Create the outbox of a service. `owner` is the id of this run, and `instance` is the human-readable name of
+        the run."""
         self.owner = owner
         self._service = service
         self._instance = instance[:255]

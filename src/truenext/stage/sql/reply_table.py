@@ -20,7 +20,7 @@ from truenext.stage.sql.tables import replies
 
 class KeptReply(NamedTuple):
     endpoint: str
-    """Name of the endpoint that the flow has asked."""
+    """Name of the endpoint to which the request of the flow was sent."""
     reply: bytes | None
     """Reply as JSON; None without one."""
     failure: bytes | None

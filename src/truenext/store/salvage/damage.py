@@ -35,7 +35,7 @@ class DamageReport:
     count."""
 
     def __init__(self, on_damage: Callable[[Damage], None]) -> None:
-        """Start with nothing found. `on_damage` gets each damage at once, because there may be very many."""
+        """Make an empty report. `on_damage` gets each damage as soon as it is found, because there may be very many."""
         self._on_damage = on_damage
         self.damage_count = 0
         self.notes_besides_damage: list[str] = []

@@ -102,7 +102,7 @@ class SubscribeTarget(Enum):
 @dataclass(frozen=True, slots=True)
 class HeaderValueRule:
     accepted: frozenset[str] | None
-    """Accepted values, in lower case, which ask for what truenext does in any case. None accepts all values."""
+    """Accepted values, in lower case. They request what truenext does anyway. None accepts all values."""
     why: str
     """Reason why other values are refused, and what the client can do instead."""
 
@@ -279,7 +279,7 @@ def parse_subscribe_options(
     for option in options:
         if option not in OPTIONS:
             raise RemoteProtocolError(
-                f"unknown option {option[:50]!r} of a destination; leave it out, there are: {', '.join(OPTIONS)}"
+                f"unknown option {option[:50]!r} of a destination; leave it out, or use one of {', '.join(OPTIONS)}"
             )
     # A header with the name of an option is the user's.
     values = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)

@@ -48,8 +48,8 @@ _HOP_BY_HOP = {
     "truenext-number": rb"\d{1,19}+",
     "truenext-gapless": rb"true|false",
 }
-"""Headers of a SEND that are not forwarded, with the pattern of the values that a shape reads. %b is one character of a
-text."""
+"""Headers of a SEND that are not forwarded, each with the pattern of the values that a shape reads. In a pattern, %b
+stands for the pattern of one character."""
 _FORWARDED = {
     "destination": rb"%v",
     "content-length": rb"\d{1,9}+",
@@ -59,8 +59,8 @@ _FORWARDED = {
     "JMSXGroupID": _HOP_BY_HOP["receipt"],
     **dict.fromkeys(FAILURE_HEADERS, rb"%v"),
 }
-"""Headers of a SEND that are forwarded and also read, with the pattern of the values that a shape reads. %v is any
-value."""
+"""Headers of a SEND that are forwarded and also read, each with the pattern of the values that a shape reads. In a
+pattern, %v stands for the pattern of any value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
 """Pattern of sequence, dispatch and subscription. A pair of parentheses around it makes three groups."""
 _STARTED = "truenext-started"
@@ -298,7 +298,7 @@ class ShapeInC:
     def __init__(self, reader: Any) -> None:
         self.read: Callable[[bytes, int, list[Frame | ShapedCommand], int], int] = reader.read
         self.match: Callable[[bytes, int], Match[bytes] | None] = lambda data, start: None
-        """Unused: a reader in C has no expression, so a dropped shape keeps little memory."""
+        """Function that matches nothing. A reader in C needs no regular expression."""
         self.uses = 0
 
 
@@ -383,4 +383,4 @@ def _is_fast_path(names: set[str]) -> bool:
 
 
 REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
-"""Cache of shapes for the decoders of a broker, which make commands of such frames."""
+"""Cache of request shapes, for the decoders of a broker. These decoders make commands directly from such frames."""

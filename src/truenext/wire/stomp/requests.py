@@ -458,7 +458,7 @@ def _check_schedule_names(headers: dict[str, str]) -> None:
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
             raise RemoteProtocolError(
-                f"unknown header {name[:50]!r} of SEND: there are {', '.join(sorted(SCHEDULE_HEADERS))}; leave it out"
+                f"unknown header {name[:50]!r} of SEND; known: {', '.join(sorted(SCHEDULE_HEADERS))}; leave it out"
             )
 
 
