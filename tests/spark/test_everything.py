@@ -358,6 +358,7 @@ ROLES = [
 ]
 
 
+@pytest.mark.alternates("stories")
 @pytest.mark.timeout(180 + 4 * int(SECONDS))
 def test_the_contract_holds_with_everything_at_once_over_two_ends_of_the_broker(tmp_path: Path) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_SECONDS={SECONDS}")

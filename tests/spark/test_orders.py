@@ -160,6 +160,7 @@ def test_waiting_messages_and_a_broken_contract_are_not_right(story: Story) -> N
     assert not evaluate(story.records(), {}, 0, contract_held=False).is_right
 
 
+@pytest.mark.alternates("stories")
 def test_a_short_run_with_both_kills_is_right(tmp_path: Path, spark: SparkSession) -> None:
     counts = Counts(customer=24, asked=8, batch=60)
     printed: list[str] = []

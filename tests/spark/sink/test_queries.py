@@ -25,6 +25,7 @@ def numbers_in(broker: BrokerProcess, queue: str) -> list[int]:
         return [int(message.text) for message in connection.browse(f"/queue/{queue}")]
 
 
+@pytest.mark.alternates("restarts of queries")
 def test_messages_go_from_queue_to_queue_once_over_restarts(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_batch_read_shows_what_waits_in_order_with_all_columns_and_takes_nothi
     assert waiting(broker, "orders") == 2
 
 
+@pytest.mark.alternates("restarts of queries")
 def test_a_stream_takes_each_message_once_over_restarts_of_the_query_and_of_the_broker(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
