@@ -38,6 +38,12 @@ class Block(NamedTuple):
     """File that the paragraph before names; empty if it names none."""
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # A shell that runs tests in the background has it ignored, and what is ignored stays so.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def blocks_of(page: str) -> list[Block]:
     found = _FENCE.finditer((ROOT / page).read_text())
     return [Block(each[2], each[3], (_FILE.findall(each[1]) or [""])[-1]) for each in found]
@@ -143,7 +149,7 @@ class Terminal:
             cwd=folder.path,
             env=folder.environment(),
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(slave)
         self._read()
