@@ -765,12 +765,12 @@ def delayed(trial: Trial) -> None:
     trial.fill("/queue/d", 60_000)
     client = trial.client()
     until = time.monotonic() + 12
-    for number in range(2):
+    for number in range(3):
         client.write(
             "SUBSCRIBE",
-            {"id": number, "destination": "/queue/d", "ack": "client", "activemq.prefetchSize": 30_000},
+            {"id": number, "destination": "/queue/d", "ack": "client", "activemq.prefetchSize": 20_000},
         )
-        ack = client.take(30_000)
+        ack = client.take(20_000)
         delay = int((until - time.monotonic()) * 1000)
         client.write("NACK", {"id": ack.decode(), "truenext-delay": delay})
         client.call("UNSUBSCRIBE", {"id": number})

@@ -55,9 +55,10 @@ BROKER_POINTS = [
     "/broker/recovery.py:recover",
     "/cli/serve.py:_run",
     "/broker/broker.py:start",
-    # The event loop hears of each signal by now, but does not carry out SIGHUP yet.
-    "/broker/reload.py:__init__",
 ]
+WITHOUT_FILES = [*BROKER_POINTS, "/server/listener.py:__init__"]
+# The event loop hears of each signal by now, but does not carry out SIGHUP yet.
+WITH_FILES = [*BROKER_POINTS, "/broker/reload.py:__init__"]
 SERVICE_POINTS = [
     BEFORE_IMPORTS,
     "/cli/stages/run.py:<module>",
@@ -172,7 +173,7 @@ def run_options(folder: Path) -> list[str]:
     return ["stages", "run", "shop:app", "--url", "stomp://127.0.0.1:1"]
 
 
-@one_of("point", BROKER_POINTS, ids=BROKER_POINTS)
+@one_of("point", WITHOUT_FILES, ids=WITHOUT_FILES)
 @one_of("number", ENDS, ids=["SIGTERM", "SIGINT"])
 def test_broker_that_starts_ends_with_status_0(tmp_path: Path, point: str, number: signal.Signals) -> None:
     with Start(tmp_path, serve_options(tmp_path, has_files=False), points=[point]) as start:
@@ -190,7 +191,7 @@ def test_service_that_starts_ends_with_status_0(tmp_path: Path, point: str, numb
         assert "Traceback" not in start.log
 
 
-@one_of("point", BROKER_POINTS, ids=BROKER_POINTS)
+@one_of("point", WITH_FILES, ids=WITH_FILES)
 def test_sighup_of_a_broker_that_starts_with_files_reloads_them_once_it_listens(tmp_path: Path, point: str) -> None:
     options = serve_options(tmp_path, has_files=True)
     with Start(tmp_path, options, points=[point, "/broker/reload.py:reload"]) as start:
@@ -212,7 +213,7 @@ def test_sighup_of_a_broker_that_starts_with_files_reloads_them_once_it_listens(
         assert start.log.count("configuration reloaded") == 1
 
 
-@one_of("point", BROKER_POINTS, ids=BROKER_POINTS)
+@one_of("point", WITHOUT_FILES, ids=WITHOUT_FILES)
 def test_sighup_ends_a_broker_that_starts_without_files(tmp_path: Path, point: str) -> None:
     with Start(tmp_path, serve_options(tmp_path, has_files=False), points=[point]) as start:
         start.signal_while_held(signal.SIGHUP)
