@@ -151,7 +151,8 @@ class Client:
             if b"\0" in received:
                 found -= received.count(b"\0")
             received += self._recv()
-        start = received.rfind(b"\nack:") + 5
+        # A frame after these may not be complete.
+        start = received.rfind(b"\nack:", 0, received.rfind(b"\0")) + 5
         value = bytes(received[start : received.index(b"\n", start)])
         received.clear()
         return value
