@@ -4126,8 +4126,11 @@ def queues_of_wildcards_that_a_turn_cut_are_forgotten(patch: Patch) -> None:
     targets.TOUCH_AGAIN.replace(patch, lambda dispatch: None)
 
 
-@shows_in(WildcardMachine)
-def wildcards_are_served_before_all_changed_queues_are_searched(patch: Patch) -> None:
+def _after_search(
+    patch: Patch, then: Callable[[TurnDispatch, WildcardDispatch, dict[Queue, bool | None]], None]
+) -> None:
+    """Do more after a turn has searched some of the changed queues."""
+
     def faulty(
         turn: TurnDispatch,
         dispatch: WildcardDispatch,
@@ -4136,23 +4139,24 @@ def wildcards_are_served_before_all_changed_queues_are_searched(patch: Patch) ->
         search_count: int,
     ) -> None:
         search_some(turn, dispatch, shared, wildcards, search_count)
-        for lane in dispatch.run({}, targets.touched_wildcards(turn)):
-            targets.REQUEST_PAGE.of(turn)(lane)
+        then(turn, dispatch, shared)
 
     search_some = targets.SEARCH_SOME.original
     targets.SEARCH_SOME.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
+def wildcards_are_served_before_all_changed_queues_are_searched(patch: Patch) -> None:
+    def serve(turn: TurnDispatch, dispatch: WildcardDispatch, _: dict[Queue, bool | None]) -> None:
+        for lane in dispatch.run({}, targets.touched_wildcards(turn)):
+            targets.REQUEST_PAGE.of(turn)(lane)
+
+    _after_search(patch, serve)
+
+
+@shows_in(WildcardMachine)
 def a_queue_that_changes_after_its_search_is_not_searched_again(patch: Patch) -> None:
-    def faulty_search(
-        turn: TurnDispatch,
-        dispatch: WildcardDispatch,
-        shared: dict[Queue, bool | None],
-        wildcards: dict[Wildcard, None],
-        search_count: int,
-    ) -> None:
-        search_some(turn, dispatch, shared, wildcards, search_count)
+    def note_searched(_: TurnDispatch, __: WildcardDispatch, shared: dict[Queue, bool | None]) -> None:
         searched.update(queue for queue in shared if shared[queue])
 
     def faulty_run(
@@ -4164,9 +4168,9 @@ def a_queue_that_changes_after_its_search_is_not_searched_again(patch: Patch) ->
         searched.clear()
         return lanes
 
-    search_some, run = targets.SEARCH_SOME.original, targets.WILDCARD_RUN.original
+    run = targets.WILDCARD_RUN.original
     searched: set[Queue] = set()
-    targets.SEARCH_SOME.replace(patch, faulty_search)
+    _after_search(patch, note_searched)
     targets.WILDCARD_RUN.replace(patch, faulty_run)
 
 

@@ -145,7 +145,8 @@ class Wildcards(BackgroundTask):
             for queue in wildcard.queues:
                 self._clients.receivers_of(queue).choose_exclusive()
             touched.update(wildcard.queues)
-        touched.update((queue, None) for queue in self.express_queues if queue in wildcard.queues)
+        else:
+            touched.update((queue, None) for queue in self.express_queues if queue in wildcard.queues)
 
     def _leave_some(self, wildcard: Wildcard) -> None:
         """Remove a wildcard consumer that has ended from some of its queues."""
