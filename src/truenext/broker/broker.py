@@ -355,7 +355,8 @@ class Broker:
         self._commit()
         if self._sliced_work.pending:
             self._sliced_work.run_slice()
-        self._execution.find_some_queues()
+        if self._execution.routing.pending:
+            self._execution.find_some_queues()
 
     def _tick(self) -> None:
         self._commit_state.disk_level = self._store.disk_level

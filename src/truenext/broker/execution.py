@@ -7,7 +7,6 @@ many selectors           a SEND to a topic waits until its queues are found
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
 from typing import Any
 
 from truenext.broker.capacity import Capacity
@@ -159,44 +158,40 @@ class Execution:
         if needs_login or (control_only.idle_since and session in control_only.idle_since):
             commands = control_only.check_commands(session, commands)
         refused = 0
-        commands = iter(commands)
-        count = FIRST_COMMANDS
-        first = next(commands, None)
-        while first is not None:
-            for command in chain((first,), islice(commands, count - 1)):
-                try:
-                    if needs_login:
-                        needs_login = False
-                        if isinstance(command, Login) and not self._users.is_login_checked(session, command):
-                            return PendingCommand(command, WaitsFor.LOGIN)
-                    if is_disk_short:
-                        if engine.commands.sending.waits_while_disk_short(session, command):
-                            return PendingCommand(command, WaitsFor.DISK)
-                        self._count_contents(session, command)
-                    if commit_state.is_read_long and self._is_routed_ahead(session, command):
-                        return PendingCommand(command, WaitsFor.ROUTES)
-                    actions[type(command)](session, command)
-                except RemoteProtocolError as error:
-                    if not session.is_truenext_client or isinstance(command, Login):
-                        raise
-                    self._refuse_command(session, command, error)
-                    refused += 1
-                    if refused < REFUSALS_PER_PASS_MAX:
-                        continue
-                else:
-                    if not commit_state.is_read_long or self._monotonic_ns() // 1000 < until_us:
-                        continue
-                # One read may hold very many refused frames, of four bytes each, or commands that take long.
+        per_look = count = FIRST_COMMANDS
+        for command in commands:
+            try:
+                if needs_login:
+                    needs_login = False
+                    if isinstance(command, Login) and not self._users.is_login_checked(session, command):
+                        return PendingCommand(command, WaitsFor.LOGIN)
+                if is_disk_short:
+                    if engine.commands.sending.waits_while_disk_short(session, command):
+                        return PendingCommand(command, WaitsFor.DISK)
+                    self._count_contents(session, command)
+                if commit_state.is_read_long and self._is_routed_ahead(session, command):
+                    return PendingCommand(command, WaitsFor.ROUTES)
+                actions[type(command)](session, command)
+            except RemoteProtocolError as error:
+                if not session.is_truenext_client or isinstance(command, Login):
+                    raise
+                self._refuse_command(session, command, error)
+                refused += 1
+                if refused == REFUSALS_PER_PASS_MAX:
+                    # One read may hold very many refused frames, of four bytes each.
+                    return PendingCommand(None, WaitsFor.OTHERS)
+            count -= 1
+            if count and not commit_state.is_read_long:
+                continue
+            # One read may hold thousands of small frames, or commands that take long.
+            now_us = self._monotonic_ns() // 1000
+            if now_us >= until_us:
                 return PendingCommand(None, WaitsFor.OTHERS)
-            first = next(commands, None)
-            if first is not None:
-                now_us = self._monotonic_ns() // 1000
-                if now_us >= until_us:
-                    # One read may hold thousands of small frames.
-                    return PendingCommand(first, WaitsFor.OTHERS)
-                if count == FIRST_COMMANDS:
+            if not count:
+                if per_look == FIRST_COMMANDS:
                     is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US
-                    count = 1 if is_slow else COMMANDS_PER_LOOK
+                    per_look = 1 if is_slow else COMMANDS_PER_LOOK
+                count = per_look
         return None
 
     def _watched(self, action: Action) -> Action:
@@ -218,11 +213,10 @@ class Execution:
         return True
 
     def find_some_queues(self) -> None:
-        """Do a slice of the searches for queues of messages, if there are any."""
-        if self.routing.pending:
-            self.routing.run_slice()
-            # Each connection has its turn, however long its messages take.
-            self.routing.pending.rotate(-1)
+        """Do a slice of the pending searches for queues of messages."""
+        self.routing.run_slice()
+        # Each connection has its turn, however long its messages take.
+        self.routing.pending.rotate(-1)
 
     def _find_queues(self, session: ConnectionState, steps: Iterator[None]) -> Steps:
         for _ in steps:

@@ -76,7 +76,7 @@ class Eviction:
     @property
     def _waits_for_batch(self) -> bool:
         """Whether the gathering batch takes no more evicted messages."""
-        return self._batch == self._commit_state.batch.number and self._batch_bytes >= EVICTED_BYTES_PER_BATCH
+        return self._batch_bytes >= EVICTED_BYTES_PER_BATCH and self._batch == self._commit_state.batch.number
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
         """Evict messages until memory is within its limits, at most as many as one turn may evict. Messages that the
@@ -91,7 +91,7 @@ class Eviction:
             self._batch_bytes = 0
             self._resident.retry_queues_over_limit()
         too_slow = [] if self._waits_for_batch else self._evict(queues)
-        self._commit_state.is_eviction_behind = self._waits_for_batch and self._memory.bytes_over_limit > 0
+        self._commit_state.is_eviction_behind = self._memory.bytes_over_limit > 0 and self._waits_for_batch
         return too_slow
 
     def _evict(self, queues: Collection[Queue]) -> list[Queue]:

@@ -278,7 +278,8 @@ class ResidentSet:
 
     def free_durable_entries(self) -> None:
         """Unload messages above horizons that the last committed batch has made durable."""
-        self.retry_queues_over_limit()
+        if self.queues_still_over_limit:
+            self.retry_queues_over_limit()
         for lane in list(self.lanes_with_unread_in_memory):
             self.free_durable_in_lane(lane)
         self.forget_durable_removals()
