@@ -37,7 +37,7 @@ class TlsSocket:
     """Connected socket with TLS. One thread may call `send` while another calls `recv`."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, host: str | None = None) -> None:
-        """Make the TLS side of a client of `host`; or that of a server, if `host` is None."""
+        """Wrap a connected socket in TLS: as a client of `host`, or as a server if `host` is None."""
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
@@ -152,8 +152,9 @@ class TlsSocket:
             return taken
 
     def take_sent_records(self) -> int:
-        """Return how many bytes the peer may have that no `send` has counted: those in records that the socket has
-        taken whole, and those that the socket had taken when the last `send` failed. From now on they count as sent."""
+        """Return the number of bytes that the peer may have received, and that no `send` has counted: bytes in records
+        that the socket has taken whole, and bytes that it had taken when the last `send` failed. From now on these
+        bytes count as sent."""
         with self._lock:
             untold, self._untold_count = self._untold_count, 0
             taken = 0

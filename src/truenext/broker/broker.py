@@ -6,7 +6,7 @@
     committed: a batch is durable --> turn
 
 A turn runs once in each pass of the event loop in which anything happened. The broker owns the order of a turn
-(`_run_turn`) and the time of each commit. Each other subject is a file of its own, which asks only those to its right:
+(`_run_turn`) and the time of each commit. Each other subject has its own file, which calls only files to its right:
 
     execution --> control_commands --> user_sessions --> reply_rights, logins
         |-------> connection_ends --> takeovers
@@ -190,7 +190,7 @@ class Broker:
         self._commands.on_all_sent(session)
         if self.control.requests.in_flight:
             self.control.requests.on_all_sent(session)
-        # Within a turn, the end of the turn decides that.
+        # Within a turn, the end of the turn decides whether another turn is due.
         if not self._is_turn_due and (self._commit_state.has_batch or self._engine.has_work):
             self._schedule_turn()
 
@@ -280,7 +280,7 @@ class Broker:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        # Work that this turn makes possible must not schedule a turn: the end of this turn decides that.
+        # Work that this turn makes possible must not schedule a turn: the end of this turn decides whether one is due.
         self._is_turn_due = True
         if not self._has_failed:
             self._run_turn()

@@ -9,8 +9,8 @@ from truenext.wire.stomp.headers import OWN_PREFIX
 logger = logging.getLogger(__name__)
 
 OTHER_PROTOCOL_SECONDS = 60.0
-"""Seconds after a warning about a client of another protocol in which further clients of that protocol are logged at
-level debug."""
+"""Seconds after a warning about a client of another protocol during which further clients of the same protocol are
+logged only at level debug."""
 
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
@@ -23,7 +23,7 @@ class ClientWarnings:
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}
-        """Time from which on a client of each protocol is logged as a warning again."""
+        """For each protocol: time from which on the next client of this protocol is logged as a warning again."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
 

@@ -7,7 +7,7 @@ lost             held messages are requeued, with attempts unless the end is exe
 takeover         a new connection names the secret of the old one; the old one is closed, and counts no attempt
 closed           no answer can follow; messages that were sent in part are requeued
 
-Ends that a time or a lack of memory causes may be many at once. Turns share them out (`soon`).
+A timeout or a lack of memory may end many connections at once. `soon` spreads these ends over several turns.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class ConnectionEnds:
         self.spent_ns = 0
         """Nanoseconds that ends by `soon` have taken since the last turn."""
         self.due: dict[ConnectionState, Callable[[], object]] = {}
-        """Ends that wait for the next turn, the first one first."""
+        """Functions that end connections in one of the next turns, in this order."""
         self._takeovers = TakeoverSecrets()
         self._parked: set[ConnectionState] = set()
         """Parked connections: they have no socket, and their clients may take them over."""
@@ -66,15 +66,15 @@ class ConnectionEnds:
             self._run(end)
 
     def run_due(self) -> None:
-        """Run ends that wait, until they have taken all their time of one turn. Called in each turn."""
+        """End the connections that wait in `due`, until the ends have taken ENDS_NS_PER_TURN. Called in each turn."""
         self.spent_ns = 0
         while self.due and self.spent_ns < ENDS_NS_PER_TURN:
             session = next(iter(self.due))
             self._run(self.due.pop(session))
 
     def drop_due(self) -> None:
-        """Forget the ends that wait. Called when the broker stops, because it then ends all connections without an
-        attempt."""
+        """Forget the connections that wait in `due`. Called when the broker stops, because it then ends all connections
+        without an attempt."""
         self.due.clear()
 
     def _run(self, end: Callable[[], object]) -> None:

@@ -60,7 +60,7 @@ class Reloader:
 
     @property
     def _file(self) -> Path | None:
-        """The configuration file; of a broker without one, its users file or certificate."""
+        """Configuration file; without a configuration file, the users file or certificate. None if there is none."""
         settings = self._current.broker
         return self._current.file or settings.users or settings.certificate
 

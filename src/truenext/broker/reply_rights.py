@@ -119,7 +119,7 @@ class ReplyRights:
             if owner is None:
                 continue
             name = self._user_name(owner)
-            # There or not: it may be there at the dispatch, which gives the right.
+            # Checked even if the queue does not exist now: it may exist at the dispatch, which gives the right.
             if name != user.name and not self._may_reply(user, session_id, address):
                 raise _no_right_error(user, f"name {address} in reply-to", address)
             if session_id not in self._repliers:

@@ -35,7 +35,7 @@ class UnreadAnswers:
         if size:
             self._sizes[reader] = size
         is_too_much = memory.answer_bytes > memory.answer_bytes_max
-        # Small ones are not searched: each search ends a connection.
+        # A connection with few unread bytes starts no search, because each search ends a connection.
         if is_too_much and size > before and size > UNREAD_ANSWER_BYTES:
             slowest = max(self._sizes, key=self._sizes.__getitem__)
             size = self._sizes.pop(slowest)

@@ -179,7 +179,8 @@ class UserSessions:
         send_run = self._engine.commands.send_run
 
         def send_as_user(session: ConnectionState, send: Send) -> None:
-            # Most go where the last one went, and equal addresses are one object. A producer's name must be the user's.
+            # Most SENDs go to the destination of the last SEND, and equal addresses are one object. A SEND that names a
+            # producer is checked, because the check makes the name one of the user.
             destination = send.destination
             is_last = last_targets.get(session) is destination
             if is_last and send.producer is None and not send.names_destinations:
@@ -190,7 +191,7 @@ class UserSessions:
                     last_targets[session] = destination
 
         def send_run_as_user(session: ConnectionState, run: SendRun) -> None:
-            # Else each SEND follows, and is checked.
+            # If the run is not executed, its SENDs follow as single commands, and are checked.
             if last_targets.get(session) is run.destination:
                 send_run(session, run)
 
@@ -216,7 +217,7 @@ class UserSessions:
     def _control(self, action: Action, session: ConnectionState, request: ControlRequest) -> None:
         action(session, request)
         if request.verb not in (connection_request.VERB, producer_request.VERB):
-            # Clients ask these by themselves, and about themselves.
+            # The other two are requests of client libraries, made without their programs, about their own connections.
             user, queue = self.name_of(session), access.queue_of(request)
             self._log_event(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
 
@@ -281,8 +282,8 @@ class UserSessions:
             self._log_event(logging.WARNING, "connection ended", session, user.name, reason=reason)
             end = partial(self._peers[session].end_user, reason)
             if self._has_pending_answer(session):
-                # Let a `reload` that ends its own connection be answered: the turn that sends the answer is scheduled
-                # behind the first call. Until then the user may do nothing.
+                # A `reload` that ends its own connection is answered first: the turn that sends the answer is scheduled
+                # after the first `call_soon`, and before the second. Until the end the user may do nothing.
                 self._users[session] = SessionUser(User(user.name, {}), credential)
                 self._loop.call_soon(self._loop.call_soon, end)
             else:

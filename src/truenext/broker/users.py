@@ -43,8 +43,8 @@ have the new one."""
 
 HASH_MEMORY_KIB_MIN = 19456
 HASH_PASSES_MIN = 2
-"""Lowest memory and passes of a hash, as OWASP recommends: a password with a weaker hash is guessed too quickly once
-the hash has leaked."""
+"""Lowest number of passes of a hash. HASH_MEMORY_KIB_MIN is its lowest memory. OWASP recommends both: a password with a
+weaker hash is guessed too quickly once the hash has leaked."""
 
 HASH_MEMORY_KIB_MAX = 1024 * 1024
 HASH_PASSES_MAX = 100

@@ -93,7 +93,7 @@ class BulkWorkKind(NamedTuple):
     remaining_reason: str
     """Reason, shown to the user, why messages may be left in the queue."""
     counted: str = "waiting"
-    """Column of the broker's answer to `queues` that counts these messages."""
+    """Column, in the broker's answer to `queues`, that counts the messages of this work."""
 
 
 class BulkWork:

@@ -10,8 +10,8 @@ import click
 
 class LazyGroup(click.Group):
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
-        """Make a group. `modules` has, by the name of each command, a module of `truenext.cli`. This module has a
-        function of the same name."""
+        """Make a group. `modules` maps the name of each command to the name of a module of `truenext.cli`. The command
+        is the function of its name in this module."""
         super().__init__(*arguments, **options)
         self._modules = modules
 

@@ -43,8 +43,8 @@ STORE_SHARE = 0.5
 
 SWITCH_INTERVAL_S = 0.0001
 """Longest time in seconds for which one thread keeps the interpreter from another. The event loop needs the interpreter
-after each system call. While the pager reads, this happens about five times for each message that is sent and
-delivered."""
+after each system call. While another thread reads pages of lanes, this happens about five times for each message that
+is sent and delivered."""
 
 
 def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:

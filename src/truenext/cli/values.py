@@ -118,7 +118,7 @@ class DestinationParam(click.ParamType[str]):
     name = "destination"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        # The broker judges names made under earlier rules, and options.
+        # The broker checks options of a destination, and names that only earlier rules have allowed.
         address = destination_address(value)
         if fault := _error_of(parse_stored_address, address):
             self.fail(fault, param, ctx)

@@ -88,9 +88,9 @@ class BaseDriver(ABC):
             lock.acquire()
         try:
             if self._unwritten is not None:
-                # A heart-beat that another thread has begun meanwhile.
+                # The heart-beat thread has begun a heart-beat that the socket has not accepted.
                 data = b"".join([self._unwritten, data])
-            # As `_send`, which would cost a call for each message.
+            # The same as `_send`, without the cost of a call for each message.
             try:
                 written = sock.send(data)
             except (BlockingIOError, InterruptedError):

@@ -30,7 +30,7 @@ def current_password(credentials: Credentials) -> str | None:
     except OSError as error:
         raise ConfigurationError(f"password file {path!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        # Also a path with a NUL. Without the text of a UnicodeDecodeError, which has bytes of the password.
+        # A path with a NUL gives a ValueError, too. The text of a UnicodeDecodeError has bytes of the password.
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise ConfigurationError(f"password file {path!r} cannot be used: {reason}") from None
     if len(content) > PASSWORD_FILE_BYTES_MAX:

@@ -12,7 +12,7 @@ from truenext.model.url import Address
 
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the port does not speak TLS: connect to stomp://, not to stomp+ssl://",
-    # A port of truenext without TLS answers so, but also a broker whose versions of TLS are all older.
+    # A port of truenext without TLS sends this alert. So does a broker that has only older versions of TLS.
     "TLSV1_ALERT_PROTOCOL_VERSION": "the port does not speak TLS 1.2 or later: perhaps the port is for stomp://",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker requires a certificate of the client: set certificate",
     "TLSV1_ALERT_UNKNOWN_CA": "the broker does not accept the client's certificate: it must be signed by a certificate "
@@ -85,7 +85,7 @@ def _tls_reason(error: ssl.SSLError) -> str:
     alert = reason.partition("_ALERT_")[2]
     if alert:
         return f"the broker has ended TLS with the alert {alert.replace('_', ' ').lower()!r}"
-    # Without the library before it, and the position in its sources behind it.
+    # Omit the name of the library before the reason, and the position in its source code after it.
     return f"TLS: {reason.replace('_', ' ').lower() or re.sub(r'^[[].*?[]] | [(]_ssl[.]c:[0-9]+[)]$', '', text)}"
 
 

@@ -104,8 +104,8 @@ class Engine:
     def find_stalled_connection(
         self, bytes_sent: Callable[[ConnectionState], int]
     ) -> tuple[ConnectionState, str] | None:
-        """Return a connection that must be closed, with the reason: space is short, and the connection does not take
-        its messages. None if there is none.
+        """Return a connection that must be closed, with the reason: disk space or memory is short, and the connection
+        does not take its messages. None if there is none.
 
         Called about once a second. `bytes_sent` returns how many bytes a connection's socket has taken so far.
         """
@@ -122,7 +122,7 @@ class Engine:
             yield
 
     def remove_unused_queues(self) -> None:
-        """Remove queues that are not needed, and forget removals of messages that are durable. Called once a second."""
+        """Remove unused queues. Drop the notes of removed messages whose removal is durable. Called once a second."""
         if not self.state.commit_state.is_stopped:
             self.tasks.scheduler.remove_empty_queues()
             self._memory.resident.forget_durable_removals()

@@ -87,7 +87,7 @@ class _QueueInspection:
         self._is_wildcard = isinstance(consumer, Wildcard)
         self._committed = engine.state.commit_state.last_committed
         self._heads: dict[int, Entry | Wait] = {}
-        """For each rank: the head with the lowest sequence in all queues."""
+        """For each rank: the head (next message, or reason to wait for it) with the lowest sequence in all queues."""
         self.queue_reasons: set[WaitReason] = set()
         """Reasons why a queue has no next message for the consumer."""
 
@@ -157,7 +157,7 @@ class _QueueInspection:
             if lane.selected is not None and lane.selected.loaded_early:
                 entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
         if entry.due_us and entry.batch <= self._committed:
-            # Whatever its body is: none is needed to know that it blocks the queue.
+            # Its body may be evicted: a delayed entry blocks the queue whatever its body is.
             return Wait(DELAYED, entry.sequence)
         return entry_head(entry, self._committed)
 

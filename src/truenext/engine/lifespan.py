@@ -54,8 +54,8 @@ class EngineLifespan:
     # ---- Start and stop ----
 
     def start(self, *, after_clean_stop: bool = True) -> None:
-        """Add to the gathering batch what must be durable before clients are served: a range of sequences, and a mark
-        that the last stop was not clean, which a clean stop replaces."""
+        """Add the changes of a start to the gathering batch: events, a range of sequences, and a mark that the broker
+        has not stopped cleanly, which a clean stop removes. The batch must be durable before clients are served."""
         commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues

@@ -26,8 +26,8 @@ COMPARED_MAX = 2000
 """Messages of a queue that one check compares with selectors; the next check continues after these messages."""
 
 COMPARISONS_MAX = 10_000
-"""Approximate number of comparisons in one check of a queue, of a message with a selector or an owner of groups. The
-next check continues with further selectors and owners."""
+"""Approximate number of times that one check of a queue compares a message with a selector, or with an owner of groups.
+The next check continues with further selectors and owners."""
 
 FIRST_MAX = 100
 """Messages that are checked at the beginning of a lane: more than one, because the first may have expired."""
@@ -139,7 +139,7 @@ class StuckQueueDetector:
                 is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times, budget)
             progress, before = _scan_progress(selection), self._scanned.pop(queue, 0)
             if is_stuck:
-                # What a scan has not reached is dispatched once it does, however long that takes.
+                # A scan that makes progress will reach the message, however long that takes: the time starts anew.
                 self._stuck_since_ms[queue] = now_ms if progress > before else since_ms
                 self._scanned[queue] = max(progress, before)
 
@@ -220,7 +220,7 @@ class _BlockedWildcards:
 
     @cached_property
     def _scanned(self) -> set[Queue]:
-        """Queues of which messages are still to be compared."""
+        """Queues with messages that are still to be compared with a selector or group."""
         return {
             queue
             for queue, selection in self._selections_by_queue.items()

@@ -35,8 +35,8 @@ from truenext.model.batch import Batch
 from truenext.model.limits import DISPATCHES_PER_TURN
 
 SEARCHES_MIN = 1000
-"""Number of searches of one turn for wildcard consumers: one for each changed queue and each of its wildcard consumers.
-The number rises by SEARCHES_GROWTH with each turn that leaves some queues unsearched."""
+"""Maximum number of searches of one turn. A search finds the next message of one changed queue for one of its wildcard
+consumers. Each turn that leaves some queues unsearched multiplies the maximum by SEARCHES_GROWTH."""
 SEARCHES_GROWTH = 1.125
 
 
@@ -79,13 +79,13 @@ class TurnDispatch:
         self._pull_requests = pull_requests
         self._no_wait_pull_ender = NoWaitPullEnder(state.clients, dispatcher, pull_requests)
         self._searches_factor = 1.0
-        """Factor by which SEARCHES_MIN is multiplied. Above 1 while turns leave queues unsearched."""
+        """Factor by which the next turn multiplies SEARCHES_MIN. Above 1 while turns leave queues unsearched."""
 
     @property
     def is_searching(self) -> bool:
         """Whether a search of queues with wildcard consumers continues in the next turn. Until the search has ended,
         messages that were read for wildcard consumers must stay in memory."""
-        # Else all that was left may have ended meanwhile.
+        # Without touched wildcard consumers, all consumers of the search have ended meanwhile.
         return self._searches_factor > 1 and bool(self._commit_state.touched_wildcards)
 
     def run(self, deliveries: Deliveries) -> None:
@@ -173,7 +173,7 @@ class TurnDispatch:
         dispatch.update(searched)
         for queue in dispatch.queried_queues():
             self._selections.activate_queue(queue)
-        # Dispatch to the consumers of these queues alone is still to come. A change meanwhile needs another search.
+        # These queues were searched, and only lack dispatch. A queue that changes meanwhile is searched again.
         shared.update((queue, True) for queue in searched)
         commit_state.touched_queues = shared | commit_state.touched_queues
         # Else clients that keep changing as many queues could delay the dispatch for ever.
@@ -232,7 +232,7 @@ class Turn:
             for session in self._clients.take_freed_sessions():
                 for consumer in session.consumers.values():
                     commit_state.touch(consumer)
-        # Messages that are due and have not returned may be the true next ones.
+        # Messages that are due and are not in their lanes again may be the true next ones.
         is_waiting = bool(commit_state.active_work) and tasks.retries.can_step()
         if (commit_state.touched_queues or commit_state.touched_wildcards) and not is_waiting:
             self.dispatch.run(deliveries)

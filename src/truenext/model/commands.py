@@ -19,7 +19,7 @@ class Login(msgspec.Struct, gc=False):
     """CONNECT: user, and the options that only a truenext client has (docs/protocol.md, "Login")."""
 
     number: int = 0
-    """Number of this connection, which rises with each connection of a truenext client; 0 if the client is plain."""
+    """Number of this connection, which rises with each connection of a truenext client; 0 for any other client."""
     secret: str = ""
     """Secret of the connection to take over; "" if there is none."""
     user: str = ""
@@ -27,7 +27,7 @@ class Login(msgspec.Struct, gc=False):
     passcode: str = ""
 
     def __repr__(self) -> str:
-        # Without what the client has sent, as it may be printed with a traceback.
+        # Without secret, user and passcode: this text may be printed with a traceback.
         return f"Login(number={self.number})"
 
     @property
@@ -269,7 +269,7 @@ class ControlRequest(msgspec.Struct, gc=False):
 class InvalidFrame(msgspec.Struct, gc=False):
     """Frame that cannot be read as a command, on a connection that stays open.
 
-    It has the reason of the exception, because the exception itself would keep the frame and its body in memory until a
+    It has the text of the decoder's exception. The exception itself would keep the frame and its body in memory until a
     garbage collection.
     """
 

@@ -327,7 +327,7 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
 
 
 def parse_stored_queue_name(name: str) -> Destination:
-    """Return the queue that has this name in the store. The prefix of an ended subscription was removed before.
+    """Return the queue that has this name in the store. The caller has removed ENDED_PREFIX.
 
     >>> parse_stored_queue_name("/1a2b,77").kind
     <DestinationKind.TEMPORARY: 'temporary queue'>
@@ -341,8 +341,8 @@ def parse_stored_queue_name(name: str) -> Destination:
 
 
 def may_rename(current: str | None, name: str) -> bool:
-    """Return whether a batch may rename a queue from `current` to `new`. `current` is None for a new queue; a `new` of
-    "" removes the queue.
+    """Return whether a batch may rename a queue from `current` to `name`. `current` is None for a new queue; a `name`
+    of "" removes the queue.
 
     >>> may_rename(None, "a"), may_rename("a", "b"), may_rename("a", "ended,a"), may_rename("ended,a", "")
     (True, False, True, True)

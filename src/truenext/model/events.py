@@ -45,7 +45,8 @@ CHECKSUM = struct.Struct("<I")
 BLOCK = struct.Struct("<BBIIQQ")
 
 STARTS_FILE, FROM_BATCH = 1, 2
-"""Flags of a chunk."""
+"""Flags of a chunk: the first chunk of a file; a chunk of a batch that was in the store before this chunk was
+written."""
 
 
 class EventKind(IntEnum):

@@ -32,7 +32,7 @@ def failure_destinations(
 ) -> tuple[Destination, ...]:
     """Return the destinations that a SEND to `destination` names in its failure headers.
 
-    Raises: RemoteProtocolError if a header is invalid, or the SEND may have none
+    Raises: RemoteProtocolError if a header is invalid, or a SEND to `destination` may have no failure headers
     """
     if destination.is_multi_queue:
         raise destination_error(
@@ -81,7 +81,7 @@ def parse_handlers(text: str) -> tuple[Destination, ...]:
 
 
 def _parse_report_destination(address: str) -> Destination:
-    # Checked first: the errors of these addresses would name another form of a temporary destination.
+    # Temporary addresses are not parsed: the error would name another form of a temporary address.
     if " " not in address and not address.startswith(_TEMPORARY_PREFIXES):
         try:
             destination = parse_address(address, "")

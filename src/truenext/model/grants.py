@@ -59,7 +59,7 @@ class Pattern(NamedTuple):
         own, other = self.words, requested.words
         if own[0] in ("*", ">") and requested.may_be_special:
             return False
-        # > stands for one word or more, and so does a > of the other.
+        # A * of the grant stands for one word, so it does not cover a >, which stands for one word or more.
         return matches(own, other) and ("*", ">") not in zip(own, other, strict=False)
 
 

@@ -641,14 +641,16 @@ READ_NS_PER_PASS = 5_000_000
 have the same amount of time in addition, so that they and the other connections do not delay each other."""
 
 LONG_READ_NS = 20_000_000
-"""Nanoseconds from which on the commands of one read, or the end of a connection, set back the connection's user."""
+"""Nanoseconds of work from which on the commands of one read, or the end of a connection, set back the connection's
+user for SET_BACK_NS."""
 
 SET_BACK_NS = 1_000_000_000
 """Nanoseconds for which a user is set back. During this time other users are read, and answered by a turn, before this
 user."""
 
 ENDS_NS_PER_TURN = 5_000_000
-"""Nanoseconds after which no further connection ends in one turn, of those that end because of time or memory."""
+"""Nanoseconds in one turn for ending connections that exceed a time limit, or that lack of memory ends. Further
+connections end in the next turns."""
 
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass. Later frames wait for the next turn."""
@@ -775,10 +777,10 @@ DUE_COPIES_PER_STEP = 1000
 expression's next time counts as 50 copies."""
 
 DEAD_LETTERS_PER_TURN = 100
-"""Messages that have failed too often and become dead letters in one turn. One event may give up more: these wait."""
+"""Messages that have failed too often and become dead letters in one turn. Further ones wait for the next turns."""
 
 SHOWN_SENDS_PER_PIECE = 100
-"""Scheduled sends that one piece of a listing has."""
+"""Scheduled sends in one piece of a list of scheduled sends."""
 
 SEQUENCE_MAX = 2**63 - 1
 """Highest sequence that the broker gives."""

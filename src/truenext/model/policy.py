@@ -1,7 +1,7 @@
 """Policies: settings of queues, such as the treatment of failures, and the memory that a queue may use.
 
 Policy      settings of one queue
-Policies    all policies; it finds that of a queue by the queue's name
+Policies    all policies; finds the policy of a queue by the queue's name
 """
 
 from collections.abc import Mapping

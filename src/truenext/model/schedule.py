@@ -1,8 +1,8 @@
 """Schedules: compute when a scheduled send becomes a message, and how often. Times are those of the wall clock, in
 milliseconds since the epoch. Cron expressions use UTC, in which every day has 24 hours, or the local time of a zone.
 
-A zone's local time may skip an hour, or show it twice. So a local time counts as come when the zone's clock first shows
-it or a later time (docs/contract.md, C14.11).
+A zone's local time may skip an hour, or show it twice. So a local time is reached when the zone's clock first shows
+this time or a later one (docs/contract.md, C14.11).
 """
 
 from bisect import bisect_left
@@ -108,7 +108,7 @@ def _check_cron(cron: str) -> None:
 
     Raises: RemoteProtocolError, with the faulty field, otherwise
     """
-    # From any time, as each cron expression comes round within a few years.
+    # The search may start at any time, because the times of a cron expression repeat within 40 years.
     if _next_hit(cron, "", 0) is not None:
         return
     fields = cron.split()
@@ -160,12 +160,13 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
 
 
 def _next_hit(cron: str, zone: str, now_ms: int) -> int | None:
-    """Return the first time after `now_ms` that meets a cron expression in a time zone; None if there is none within 50
-    years, or the expression is invalid. If the zone is not known any more, UTC is used: the send is not lost."""
+    """Return the first time after `now_ms` that matches a cron expression in a time zone; None if there is none within
+    50 years, or the expression is invalid. If the zone is not known any more, UTC is used, so that the send is not
+    lost."""
     known = find_zone(zone) if zone else None
     try:
         shown = datetime.fromtimestamp(now_ms // 60_000 * 60, UTC).astimezone(known or UTC)
-        # Local time from here on: the minute after this one may be skipped.
+        # In local time, because the zone's clock may skip the next minute.
         start = shown.replace(tzinfo=None, second=0) + timedelta(minutes=1)
         fields = CronSim(cron, start)
     except (CronSimError, ValueError, OverflowError):
@@ -173,7 +174,7 @@ def _next_hit(cron: str, zone: str, now_ms: int) -> int | None:
     # Not by CronSim, which tries day after day: a rare date takes it a hundred times as long.
     for hit in _hits_from(fields, start):
         hit_ms = int((_first_shown(hit, known) if known else hit.replace(tzinfo=UTC)).timestamp()) * 1000
-        # While the clock shows an hour again, its times have come before.
+        # A local time that the clock shows twice counts the first time, which may be in the past.
         if hit_ms > now_ms:
             return hit_ms
     return None
@@ -185,7 +186,7 @@ def _first_shown(local: datetime, zone: tzinfo) -> datetime:
     moment = shown.astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == local:
         return moment
-    # The clock skips it. The moment of the skip is between what both offsets make of the local time.
+    # The clock skips `local`. The skip is between the moments that the offsets before and after it give for `local`.
     before, after = sorted((moment, shown.replace(fold=1).astimezone(UTC)))
     offset_before = before.astimezone(zone).utcoffset()
     seconds = int((after - before).total_seconds())
@@ -198,7 +199,7 @@ def _offset(moment: datetime, seconds: int, zone: tzinfo) -> timedelta | None:
 
 
 def _hits_from(fields: CronSim, start: datetime) -> Iterator[datetime]:
-    """Yield the local times that meet a cron expression, from `start` on."""
+    """Yield the local times that match a cron expression, from `start` on."""
     for day in _days_from(fields, start.date()):
         first = (start.hour, start.minute) if day == start.date() else (0, 0)
         for hour in sorted(each for each in fields.hours if each >= first[0]):
@@ -208,8 +209,8 @@ def _hits_from(fields: CronSim, start: datetime) -> Iterator[datetime]:
 
 
 def _days_from(fields: CronSim, start: date) -> Iterator[date]:
-    """Yield the days that meet a cron expression, from `start` on."""
-    # Months that are equally long and begin with the same day of the week have the same days.
+    """Yield the days that match a cron expression, from `start` on."""
+    # In months that are equally long and begin with the same day of the week, the same days match.
     days_by_kind: dict[tuple[int, int], list[int]] = {}
     for number in range(start.year * 12 + start.month - 1, (start.year + _CRON_YEARS + 1) * 12):
         year, month = number // 12, number % 12 + 1

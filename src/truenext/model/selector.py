@@ -43,8 +43,8 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
-"""Length of a selector from which its regular expressions may be large; the cache of the module `re` is then
-emptied."""
+"""Length of a selector above which its regular expressions may be large. After such a selector is parsed, the cache of
+the module `re` is emptied."""
 _LOOKUPS_MAX = 8
 """Largest number of properties of one selector for which each is searched for in the header lines. For a selector with
 more properties all header lines are decoded once."""
@@ -72,7 +72,7 @@ _SUGGESTIONS = {
     "timestamp": "use JMSTimestamp",
 }
 _PARTS = re.compile(r"'[^']*'|[\w$.]+|[<>]=|<>|\S")
-"""Texts, names, keywords, numbers and signs of a selector, each of which takes time to compile."""
+"""Pattern of one part of a selector: a text, name, keyword, number or sign. Each part takes time to compile."""
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 """Pattern of string literals and of names. Names that are joined by hyphens are found as one name."""
 

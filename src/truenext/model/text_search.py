@@ -28,7 +28,7 @@ _TEXTS_KEPT = 16
 _CHARACTERS_KEPT = 16
 """Number of characters whose positions in a text are cached."""
 _QUICK_SEARCHES = 16
-"""Number of searches of one text for pieces without _ before planes are made for such pieces."""
+"""Number of searches of one text, for pieces without _, that are made without bit planes."""
 
 _ZERO_ONE = [bytes(ord("1") if code >> bit & 1 else ord("0") for code in range(256)) for bit in range(8)]
 """Tables for `bytes.translate`: table b turns each byte into the digit "0" or "1" of its bit b."""

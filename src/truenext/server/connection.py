@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 def _warn_of_ineffective_header(
     broker: Broker, session: ConnectionState, client: str, frame: str, header: str, instead: str
 ) -> None:
-    # No method: a connection that refers to itself is freed late.
+    # No method: a bound method would make the connection refer to itself, so that it is freed late.
     broker.warnings.warn_of_ineffective_header(client, broker.users.name_of(session), frame, header, instead)
 
 

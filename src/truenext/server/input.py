@@ -123,7 +123,7 @@ class Input:
             data = self._socket.recv(size)
         except (BlockingIOError, InterruptedError):
             if self._has_tls:
-                # A part of a record may have come, and the end of the socket behind it.
+                # Perhaps a part of a TLS record has come, and then the end of the socket.
                 self._needs_socket_check = True
                 self._output.flush_tls()
             return

@@ -214,7 +214,7 @@ class Output:
         """Implement `Peer.cancel_unsent`."""
         owners: Collection[Subscriber] | None = None
         if self._tls is not None:
-            # Of what is encrypted the client may have the first messages: they must not be dispatched again.
+            # The client may have received the first of the encrypted messages: they must not be dispatched again.
             self._count_sent(self._tls.take_sent_records())
         if consumers is None:
             sent, self._sent_counts = self._sent_counts, {}

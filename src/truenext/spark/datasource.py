@@ -145,7 +145,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_available_now and self._rows_left is None:
             self._rows_left = driver.waiting_count()
         if self._planned is not None and start == self._planned.as_dict():
-            # A batch has fewer rows than it may if bytes limit it, or others have taken them.
+            # A batch may have fewer rows than planned: its bytes are limited, too, and other consumers take messages.
             self._rows_left = max(0, (self._rows_left or 0) - driver.rows_read(self._planned))
         self._planned = None
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None

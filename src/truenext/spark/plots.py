@@ -185,7 +185,7 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
     return pandas.DataFrame(
         {
             "first": (counts["bin"] * width).round(2),
-            # A little below the next bin, which is drawn later: else the screen shows hairlines between them.
+            # Each bin reaches a little below the next one, which is drawn later: so no hairlines show between bins.
             "last": ((counts["bin"] + 1.3) * width).clip(upper=deliveries).round(2),
             # The vertical axis points up, and the largest value is on top.
             "from": (1 - to).clip(lower=0).round(4),

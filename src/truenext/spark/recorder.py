@@ -152,7 +152,7 @@ class Recorder:
             # Recorded before, since the first messages may arrive before the subscription is confirmed.
             self._add_event("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
             with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=window) as consumer:
-                # All messages that are here, so that none is recorded after one that arrived later.
+                # All messages that have arrived are taken at once, to be recorded in the order of arrival.
                 while messages := consumer.receive_many(
                     window, ARRIVAL_TIMEOUT_S if len(deliveries) < count else QUIET_TIMEOUT_S
                 ):

@@ -24,8 +24,10 @@ FRAME_BYTES = 1024
 def encode_messages(
     outgoing: Sequence[OutputMessage], chain: InterceptorChain, execution: Execution | None
 ) -> list[EncodedMessage]:
-    """Encode messages. Interceptors fill the carrier of each message. Raises: FlowError if a message is too large, or
-    cannot be encoded as JSON"""
+    """Encode messages for the broker. Interceptors may add values, such as a trace id, to each message.
+
+    Raises: FlowError if a message is too large, or cannot be encoded as JSON
+    """
     if not chain.has_sending:
         return [each.encode({}) for each in outgoing]
     messages = []
@@ -49,8 +51,8 @@ def transaction_size(messages: Sequence[EncodedMessage]) -> int:
 
 
 def transaction_count(messages: Sequence[EncodedMessage]) -> int:
-    """Return how many messages the broker counts in a transaction: those with an expiry or a delay count twice, and
-    queues beyond the first 100 ten."""
+    """Return how many messages the broker counts in a transaction. A message with an expiry or a delay counts as two
+    messages. Each queue after the first 100 queues adds ten messages."""
     costly = sum(bool(each.expires_ms or each.delay or each.ttl_s is not None) for each in messages)
     queues = len({each.destination for each in messages}) - TRANSACTION_QUEUES_UNCOUNTED
     return len(messages) + costly + TRANSACTION_QUEUE_COUNT * max(0, queues)

@@ -26,7 +26,8 @@ value."""
 
 
 class StageConsumer:
-    """Consumer of the messages of one stage in one pool, which pauses while the database is unavailable."""
+    """Consumer of one stage's messages for one pool (interactive messages, or all others). It pauses while the database
+    is unavailable."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -87,7 +88,7 @@ class StageConsumer:
                 if self.pool.connection.health().state == "closed":
                     # The connection has ended, such as by a refused login.
                     raise
-                # Such as for a full disk, or without a broker: other stages go on, and this one retries.
+                # For example, the disk is full, or no broker runs: other stages go on, and this one retries.
                 if monotonic() - started_at > PAUSE_MAX_S:
                     # It has consumed messages since the last error.
                     pause_s = PAUSE_S

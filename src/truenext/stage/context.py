@@ -1,4 +1,5 @@
-"""Context of one run: values that all its workers use, and the rule that delays other messages for interactive ones."""
+"""Context of one run of a service: values that all workers use, and the rule that delays other messages while an
+interactive message (a caller waits for its flow) is being processed."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 
 class ServiceContext:
     def __init__(self, definition: Definition, plans: DependencyPlans) -> None:
-        """Create the context. The caller runs in the event loop of the run."""
+        """Create the context of one run of a service. Call this in the event loop of the run."""
         self.loop = asyncio.get_running_loop()
         self.service = definition.name
         self.stages: Mapping[str, Stage] = definition.stages
         self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
-        """Service, host and process id, as people read them in causes and events."""
+        """Service, host and process id, for people who read the causes of failures and the recorded events."""
         self.run_id = secrets.token_hex(8)
         """Random id of this run. Ids of messages are derived from this id. In the outbox, this id is the owner of the
         run's producers."""
@@ -45,7 +46,7 @@ class ServiceContext:
         self.lifespan: object = None
         """Value that the service's lifespan has yielded; None before that."""
         self.gate: DatabaseGate | None = None
-        """Gate of the database; None if no database is open."""
+        """Gate that stops stages while the database is unavailable; None if no database is open."""
         self.events: StageEvents | None = None
         """Recorder of executions; None if the service has no folder for events."""
         self.queue_policies = QueuePolicies(definition.stages)
@@ -63,8 +64,8 @@ class ServiceContext:
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
     def provided_values(self, flow: Flow, work: AnySqlWork | None) -> Mapping[str, object]:
-        """Return the values that the parameters of a stage may get: flow, lifespan value and session, by their names in
-        the plan."""
+        """Return the values that the parameters of a stage may get: flow, lifespan value and session, by the names
+        FLOW, LIFESPAN and SESSION."""
         provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:
             provided[SESSION] = work.session

@@ -36,7 +36,7 @@ SUBSCRIBER_ATTEMPTS = 7
 in docs/contract.md"""
 CONCURRENCY = 8
 """Default number of messages that a stage processes at once. In addition, it processes the same number of interactive
-messages."""
+messages (a caller waits for their flow)."""
 
 
 class Definition:
@@ -315,8 +315,8 @@ class Definition:
         return decorate
 
     def cron(self, name: str, cron: str, to: Endpoint[M, Any], message: M, *, zone: str = UTC) -> None:
-        """Declare a flow that the broker starts at the times of a cron expression. `truenext stages cron --apply` tells
-        the broker of all that a service declares.
+        """Declare a flow that the broker starts at the times of a cron expression. `truenext stages cron --apply` sends
+        all cron flows of a service to the broker.
 
         Args:
             name: Name of the flow, also its trace. Occurrences have ids made of this name and the due time.
@@ -345,7 +345,7 @@ class Definition:
 
     @property
     def only_initiates(self) -> bool:
-        """Whether no stage has exactly-once processing. Then an outbox contains only flows that programs start."""
+        """Whether no stage has exactly-once processing. Then the outbox contains only flows that programs start."""
         return not any(each.settings.exactly_once for each in self.stages.values())
 
     def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:

@@ -35,7 +35,7 @@ GATHER_S = 0.05
 RETRY_S = 5.0
 """Seconds between attempts to write to a disk that fails."""
 TRACE_MAX = 200
-"""Largest number of characters of a trace that are recorded."""
+"""Largest number of characters of a flow's human-readable name, its trace, that are recorded."""
 _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
@@ -44,7 +44,7 @@ class StageEvent(msgspec.Struct):
     process: str
     """Id of the process: the time at which the process began to record, and random digits."""
     number: int
-    """Number of the event within its process, from 1 on; `opened` always has 0. A missing number is a lost event."""
+    """Number of the event within its process, from 1 on; an `opened` event has 0. A missing number is a lost event."""
     at: int
     """Time of the event in microseconds since the epoch, by the clock of the process."""
 
@@ -111,7 +111,7 @@ class ExecutionEnded(StageEvent, omit_defaults=True):
 
 
 class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
-    """End of a process: it has stopped in order, and records nothing more."""
+    """End of a process: it has shut down normally, and records nothing more."""
 
 
 class StageEvents:

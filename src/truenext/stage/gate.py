@@ -1,7 +1,8 @@
-"""Gate of a service's database: while the database is unavailable, the gate is closed, and stages that use it wait.
+"""Gate of a service's database: while the database is unavailable, the gate is closed, and stages that use the database
+wait.
 
-Such stages release their messages without an attempt. The gate probes the database with growing pauses, and opens when
-a probe succeeds.
+Waiting stages release their messages, which counts no attempt. The gate probes the database with growing pauses, and
+opens when a probe succeeds.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S = 0.5
-"""Seconds until the first probe. Each further pause is twice as long, up to PAUSE_MAX_S."""
+"""Seconds until the first probe of an unavailable database. Each further pause is twice as long, up to PAUSE_MAX_S."""
 PAUSE_MAX_S = 30.0
 STABLE_S = 60.0
-"""Seconds after which an opening of the gate counts as lasting. If the gate closes earlier, the pauses continue to
-grow: a probe does not detect a full disk, so the gate may have opened too early."""
+"""Seconds for which the gate must stay open before the pauses between probes start again at PAUSE_S. If the gate closes
+earlier, the pauses continue to grow: a probe does not detect a full disk, so the gate may have opened too early."""
 ERROR_COUNTS_MAX = 1000
 """Largest number of entries in the counts of errors by message. Older entries are dropped."""
 UNCOUNTED_RETRIES = {DatabaseErrorKind.LOST: 1, DatabaseErrorKind.RETRYABLE: 5, DatabaseErrorKind.UNAVAILABLE: 5}
@@ -46,8 +47,8 @@ _WAITING = {
 
 
 class DatabaseGate:
-    """Gate for stages that use the database. While the database is unavailable, the gate is closed. It then probes the
-    database."""
+    """Gate for stages that use the database. While the database is unavailable, the gate is closed: the stages wait,
+    and the gate probes the database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -97,7 +98,7 @@ class DatabaseGate:
         self._reopening = loop.create_task(self._reopen(), name="truenext database")
 
     async def open_database(self, *, waits: bool) -> None:
-        """Open the database when the service starts. `waits`: retry until the database is available.
+        """Open the database when the service starts. If `waits`, retry until the database is available.
 
         Raises: DatabaseUnavailable if the database is not available and `waits` is False
         """
@@ -140,8 +141,9 @@ class DatabaseGate:
         """Return whether an error counts no attempt of its message. An error caused by the database closes the gate,
         and counts no attempt. A full disk and unusable tables are such errors. After a lost connection, or if the
         database seems unavailable, a probe decides: the database is the cause if the probe fails. If the probe
-        succeeds, the message may have caused the error, or may use another database. Then the first UNCOUNTED_RETRIES
-        errors of each kind count no attempt. Conflicts with other transactions are treated in the same way.
+        succeeds, the message may have caused the error, or its stage may use another database. Then the first
+        UNCOUNTED_RETRIES errors of each kind count no attempt. The same limit holds for conflicts with other
+        transactions, without a probe.
         """
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             self.close_on_error(error, kind)

@@ -187,7 +187,8 @@ class OutboxInitiationContext:
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
     def _key_of(self, outgoing: Sequence[OutputMessage]) -> InitiationKey | None:
-        """Return the key with a hash of the flows, without the time of the call; None if the block has no key."""
+        """Return the key with a hash of the flows; None if the block has no key. The hash does not depend on the time
+        of the call."""
         if self._key is None:
             return None
         digest = blake2b(digest_size=16)
@@ -203,7 +204,8 @@ class OutboxInitiationContext:
 
 
 def checked_key_id(service: str, key: str) -> str:
-    """Return the id of a key. Raises: FlowError if the key is not a text, or is empty"""
+    """Return the id of a key: the hash by which the database knows the key. Raises: FlowError if the key is not a text,
+    or is empty"""
     if not (isinstance(key, str) and key and not _SURROGATE.search(key)):
         raise FlowError(f"key must be a text that names the initiation, such as the number of an order, not {key!r}")
     return key_id(service, key)

@@ -34,8 +34,8 @@ PAUSE_S = 0.05
 PAUSE_MAX_S."""
 PAUSE_MAX_S = 1.0
 EXPIRY_GRACE_S = 1.0
-"""Seconds that `ask` waits after the end of its flow's ttl: an expired message may become a dead letter, which is
-reported."""
+"""Seconds that `ask` waits after the ttl of its flow: a report may come that an expired message became a dead
+letter."""
 
 
 class Initiator:
@@ -152,10 +152,10 @@ class Initiator:
             )
             flow_id = start_flow(output, context, first, options)
             self._pending_replies.expect_report(number, flow_id)
-            # Always over the connection to which the reply comes, since it subscribes again first after it was lost.
+            # Sent over the connection that receives the reply: after a loss, it subscribes again before it sends.
             await self._send(output, True, deadline)
             if ttl is not None:
-                # No stage starts later, so no reply comes later.
+                # After the ttl no stage of the flow starts, so no reply comes.
                 deadline = min(deadline, self._context.loop.time() + ttl + EXPIRY_GRACE_S)
             async with asyncio.timeout_at(deadline):
                 return await reply

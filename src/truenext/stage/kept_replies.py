@@ -33,7 +33,7 @@ POLL_S = 1.0
 RETRY_S = 5.0
 """Seconds until a failed subscription is tried again."""
 BUSY_MAX = 5
-"""Number of times that a transaction is tried again after a conflict with another transaction."""
+"""Largest number of tries of a transaction that conflicts with other transactions."""
 
 
 class KeptReplies:
@@ -106,7 +106,7 @@ class KeptReplies:
             except ClosedError:
                 return
             except (TruenextError, TimeoutError) as error:
-                # Callers look once a second.
+                # Meanwhile callers read their rows once a second.
                 facts = {"topic": self._topic, "error": str(error), "next_s": RETRY_S}
                 _logger.warning("cannot subscribe to news of kept replies", extra=facts)
             await asyncio.sleep(RETRY_S)

@@ -30,7 +30,7 @@ class MessageLife:
         self._message = message
         self.state: MessageState = RECEIVED
         self.execution: Execution | None = None
-        """Execution as interceptors get it; None if no interceptor needs it."""
+        """Facts about this execution, for interceptors; None if no interceptor needs them."""
         self._event_number = 0
         """Number of the recorded `started` event; 0 if events are not recorded."""
         self._trace = ""

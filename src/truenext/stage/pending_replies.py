@@ -1,4 +1,4 @@
-"""Pending replies: the calls of `Service.ask` that wait for a reply, and the topic to which the replies come, and the
+"""Pending replies: the calls of `Service.ask` that wait for a reply, and the topic that receives the replies and the
 reports of failed flows.
 
 Each process has a topic of its own for replies. A topic stores no messages, so a reply is lost if it comes after its
@@ -42,7 +42,7 @@ class PendingReplies:
         self._waiting: dict[int, tuple[Codec[Any], asyncio.Future[Any]]] = {}
         """Codec and future of each reply, by the number of the request."""
         self._numbers: dict[str, int] = {}
-        """Number of each request, by the id of its flow, which reports have."""
+        """Number of each request, by the id of its flow. A report names the flow, not the number."""
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._subscribed: asyncio.Future[None] | None = None
@@ -110,7 +110,8 @@ class PendingReplies:
         return topic, self._number, future
 
     def expect_report(self, number: int, flow_id: str) -> None:
-        """Let a report of the flow end the request, with FlowFailed. Call this before the request is sent."""
+        """Let a report that the flow has failed end the request with FlowFailed. Call this before the request is
+        sent."""
         self._numbers[flow_id] = number
 
     def forget_reply(self, number: int, flow_id: str) -> None:

@@ -24,7 +24,7 @@ class DependencyPlans:
     def __init__(self, definition: Definition, *, has_database: bool, overrides: Overrides | None = None) -> None:
         """Plan the dependencies of all stages. `overrides` replaces factories in tests.
 
-        Raises: ConfigurationError if nothing provides a parameter, or no stage depends on an overridden factory
+        Raises: ConfigurationError if a parameter of a stage has no source, or no stage depends on an overridden factory
         """
         self._has_database = has_database
         self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)

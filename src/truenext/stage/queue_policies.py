@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 PERIOD_S = 60.0
-"""Seconds between two requests. A reload of the broker may change a policy."""
+"""Seconds between two requests for the policies. A reload of the broker may change a policy."""
 RETRY_S = 0.05
 """Seconds until the next request while the policy of a queue is unknown, such as before its subscription. Each further
 pause is twice as long, up to PERIOD_S."""
@@ -46,7 +46,7 @@ class QueuePolicies:
         self._stages = stages
         self._by_destination: dict[str, RedeliveryPolicy] = {}
         self._warned: set[tuple[str, int]] = set()
-        """Stages that were warned of, each with the `attempts_max` of its queue."""
+        """Warnings that were logged: the queue of the stage, and the `attempts_max` of that queue."""
 
     def of(self, stage: Stage) -> RedeliveryPolicy | None:
         """Return the policy of the stage's queue; None while it is not known."""

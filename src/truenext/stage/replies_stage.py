@@ -25,10 +25,10 @@ _is_flow_id = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class KeptMessage(msgspec.Struct):
-    """State of the stage that keeps replies. It tells a reply from a report."""
+    """State of the stage that keeps replies: whether its message is a reply or a failure."""
 
     is_failure: bool = False
-    """True for a report, whose failure is the message; False for a reply."""
+    """True if the message is the failure of a flow, as a report describes it; False if the message is a reply."""
 
 
 def make_replies_stage(service: str, keep: Callable[..., Any], session: type[Any]) -> Stage:

@@ -113,9 +113,9 @@ class Service(Definition):
                 self._current_run = None
 
     def health(self, *, stalled_after: float = STALLED_AFTER_S) -> ServiceHealth:
-        """Return whether this process is live and ready, and why not: what `truenext stages run --health` serves. A web
-        application can serve it under its own addresses. A thread may call it, and waits until the service's event loop
-        has answered.
+        """Return whether this process is live and ready, and why not. `truenext stages run --health` serves this
+        result. A web application can serve it under its own addresses. A thread may call this, and waits until the
+        service's event loop has answered.
 
         Args:
             stalled_after: Seconds after which a stage is not live if it has messages and completes none.
@@ -219,7 +219,7 @@ class Service(Definition):
                 # The event loop may just have closed.
                 running.context.loop.call_soon_threadsafe(running.wake_relay)
 
-    # These four are not async functions, so that a stage that cannot await them is refused at the call.
+    # The following public methods are not async functions, so that the call itself fails in a stage that cannot await.
 
     def send(
         self,

@@ -52,11 +52,12 @@ CONNECT_TIMEOUT_S = 10.0
 """Seconds in which a connection must be made, unless the run waits for its broker without limit."""
 FOR_EVER_S = 1e9
 OPEN_PAUSE_S, OPEN_PAUSE_MAX_S = 1.0, 60.0
-"""Seconds between attempts to open the outbox. For the relay, each pause is twice as long, up to the second value."""
+"""Seconds between attempts to open the outbox. In a run without stages, each further pause is twice as long, up to the
+second value."""
 POLL_S = 0.005
 """Seconds between two checks whether all subscriptions exist."""
 CANCEL_TIMEOUT_S = 1.0
-"""Seconds for which cancelled handlers of messages are waited for."""
+"""Seconds that a stop waits for handlers of messages after it has cancelled them."""
 
 
 class _UserGrants(msgspec.Struct):
@@ -384,8 +385,8 @@ class ServiceRun:
 
     @property
     def kept_replies(self) -> KeptReplies:
-        """Callers that wait for replies under a key. Raises: FlowError if the service can keep no replies;
-        LocalProtocolError if the run is not connected yet"""
+        """Kept replies of the service, for callers that wait for them. Raises: FlowError if the service can keep no
+        replies; LocalProtocolError if the run is not connected yet"""
         if self._plans.replies_stage is None:
             name = self._definition.name
             raise FlowError(

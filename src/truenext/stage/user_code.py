@@ -88,11 +88,8 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-# ---- Hooks after a commit: called outside of the transaction, at most once, and not after a crash ----
-
-
 async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel these tasks, of which some may not have been made, and wait until all have ended."""
+    """Cancel all tasks, and wait until they have ended. None stands for a task that was not made, and is ignored."""
     made = {each for each in tasks if each is not None}
     for each in made:
         each.cancel()
@@ -100,11 +97,13 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         await asyncio.wait(made)
 
 
+# ---- Hooks after a commit: called outside of the transaction, at most once, and not after a crash ----
+
 _logger = logging.getLogger("truenext.stage")
 
 HOOK_TIMEOUT_S = 30.0
-"""Seconds after which an `after_commit` function is cancelled. The stage's worker waits that long, and processes no
-other message meanwhile."""
+"""Seconds after which an `async` function of `after_commit` is cancelled. The stage's worker waits that long, and
+processes no other message meanwhile."""
 
 
 async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
@@ -168,7 +167,7 @@ def check_can_await(call: str, advice: str) -> None:
     """Refuse the call of an async method in a plain function of a stage, which cannot await the result. `advice` says
     what to do instead.
 
-    Raises: FlowError if a plain function of a stage calls
+    Raises: FlowError if a plain function of a stage makes the call
     """
     stage = CURRENT.get()
     if stage is None or stage.signature.is_async or running_loop() is not None:

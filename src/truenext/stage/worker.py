@@ -91,7 +91,8 @@ TIMEOUT_S = 60.0
 
 
 class StageWorker:
-    """Worker for the messages of one stage in one pool. It processes several messages at once."""
+    """Worker for one stage's messages in one pool (interactive messages, or all others). It processes several messages
+    at once."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -104,7 +105,7 @@ class StageWorker:
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
         self.progress_at = monotonic()
-        """Monotonic time of the last progress: a message has ended, or has come to the idle worker."""
+        """Monotonic time at which the processing of a message last ended, or the idle worker received a message."""
 
     async def handle(self, message: Message, session: Session) -> None:
         """Process one message, as the handler of `Connection.consume`. At the return, the session is committed or the

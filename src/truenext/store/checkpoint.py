@@ -323,7 +323,7 @@ class Checkpoint:
             self._put_if_greater(txn, b"sequence limit", sequence_limit)
 
     def _put_if_greater(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
-        # Numbers of `save_journal_end` are ahead of a checkpoint.
+        # `save_journal_end` may have stored a higher number than that of a later checkpoint.
         if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
             self._meta.put(txn, name, NUMBER.pack(number))
 

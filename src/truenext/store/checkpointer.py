@@ -32,7 +32,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX = 12
-"""Number of segments that the journal keeps while its oldest segment has messages."""
+"""Number of segments above which the oldest one is checkpointed although it still has messages. Without messages it is
+checkpointed earlier."""
 
 LAG_SEGMENTS_MAX = 3
 """Number of additional segments that the journal may have while older ones are checkpointed. At this number batches

@@ -26,8 +26,8 @@ LITTLE_FRACTION = 0.9
 """Used fraction of a limit at which the level becomes LITTLE. At the limit itself the level is NONE."""
 
 LITTLE_RESERVES = 2
-"""Number of reserves that must be free; with less free space the level is LITTLE. With less than one reserve the level
-is NONE."""
+"""Free space below which the level is LITTLE, as a multiple of the reserve: the bytes that must stay free. Below one
+reserve the level is NONE."""
 
 HYSTERESIS = 0.03
 """Additional fraction, of the limit or of the required free space, that must become free before a level ends."""

@@ -7,8 +7,8 @@ The data folder:
     lmdb/          the checkpoint: the state before these batches, see checkpoint.py
     ballast        reserved disk space, freed when a write finds the disk full, see disk_space.py
 
-    apply          writes the batch to the journal, durable by one write; then to the overlay
-    page, recover  read the checkpoint together with the overlay, the journal's index (overlay.py)
+    apply                  writes the batch to the journal, durable by one write; then to the overlay
+    read_page, recover     read the checkpoint together with the overlay, the journal's index (overlay.py)
 
 Meanwhile a thread copies the oldest segment's remaining messages into the checkpoint (checkpointer.py).
 """

@@ -41,7 +41,7 @@ def check_no_foreign_files(path: Path) -> None:
         return
     names = {each.name for each in path.iterdir()}
     foreign = sorted(names - OWN_FILES - IGNORED_FILES)
-    # A broker that was here has all it needs, whatever else was put into the folder.
+    # A folder with these three is a broker's, whatever other files were put into it.
     if not foreign or names >= {"lock", "journal", "lmdb"}:
         return
     shown = ", ".join(foreign[:FOREIGN_FILES_SHOWN]) + (", ..." if len(foreign) > FOREIGN_FILES_SHOWN else "")
@@ -61,7 +61,7 @@ def lock(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        # The file that it leads to would be emptied.
+        # The lock would overwrite the file to which the link points.
         raise ConfigurationError(f"{path / 'lock'} is a symbolic link: remove it") from error
     try:
         try:
@@ -145,7 +145,7 @@ def write(file: int, content: bytes, offset: int) -> None:
     """Write all of `content` at `offset`. Raises: OSError if the disk is full or fails"""
     written = os.pwrite(file, content, offset)
     while written < len(content):
-        # The system says why it took no more when it is asked to take the rest.
+        # If the disk is full or fails, writing the rest raises the error.
         written += os.pwrite(file, content[written:], offset + written)
 
 

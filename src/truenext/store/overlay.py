@@ -32,7 +32,8 @@ from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
-"""Estimated bytes of memory for a chunk, which the first message of a lane in a segment makes."""
+"""Estimated bytes of memory for a chunk without messages. A chunk (LaneSpans) has the positions of one lane's messages
+in one segment."""
 _KEY_BYTES = 200
 _MARK_BYTES = 400
 _TIMER_BYTES = 200
@@ -206,8 +207,8 @@ class Overlay:
     # ---- Reading ----
 
     def find(self, keys: Iterable[bytes]) -> list[tuple[LaneSpans, int] | None]:
-        """Return the chunk of each message, and the index in the chunk; None if the journal does not have the
-        message."""
+        """Return for each key the chunk (LaneSpans) that has the message, and the index of the message in the chunk;
+        None if the journal does not have the message."""
         all_found: list[tuple[LaneSpans, int] | None] = []
         known_key, lane, found = b"", None, None
         for key in keys:

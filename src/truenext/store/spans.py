@@ -84,7 +84,7 @@ class JournalLane:
 
     def find(self, sequence: int, last: tuple[LaneSpans, int] | None = None) -> tuple[LaneSpans, int] | None:
         """Return a message's chunk, and the index in the chunk; None if the journal does not have the message. `last`
-        is the result for a message that is often the one before."""
+        is an earlier result. If it is for the message before this one, the search is quick."""
         if last is not None:
             chunk, at = last[0], last[1] + 1
             if at < len(chunk.sequences) and chunk.sequences[at] == sequence and chunk.packed[at]:

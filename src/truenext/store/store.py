@@ -78,7 +78,7 @@ class Recovered:
     """State that a store finds when it opens: counts and positions, without messages."""
 
     identity: str
-    """Eight hexadecimal digits, made when the store was made."""
+    """Id of the store: eight hexadecimal digits, chosen when the store was made."""
     clean_stop: bool
     """True if the last run stopped cleanly. If False, the store has dropped the transient messages."""
     sequence_limit: int = 1

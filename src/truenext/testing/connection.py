@@ -78,7 +78,8 @@ class CuttableConnection(ServerConnection):
         """Create the connection. `loop` is an `AdvanceableLoop`. `on_close_seen` is called when the client can see that
         the socket is closed."""
         self._broker_loop = cast(AdvanceableLoop, loop)
-        # Not in `on_closed`: the broker may park the session. A frozen socket is closed at its thaw.
+        # `on_closed` does not tell when the client sees the close: the broker may park the session, and a frozen socket
+        # is closed at its thaw.
         self._freezable = FreezableSocket(sock, partial(on_close_seen, self))
         super().__init__(self._freezable, peer_name, broker, loop, on_closed=on_closed, **others)
         self.answer = self._answer_or_cut

@@ -62,7 +62,8 @@ class Faults:
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:
-        """Return whether the current COMMIT is to lose its connection at this moment. If so, the fault has happened."""
+        """Return whether the current COMMIT is to lose its connection at this moment. If so, mark the fault as
+        happened."""
         if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
         self.commit_losses.popleft()[1].was_reached = True

@@ -35,7 +35,7 @@ class BrokerRun:
         self.store = FaultyStore(store, self._loop, faults)
         engine, recovered = recover(self.store, Policies())
         self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop
-        # It has the methods of an event loop that a broker uses.
+        # An AdvanceableLoop has the methods of an event loop that a broker uses.
         self._event_loop = cast(AbstractEventLoop, self._loop)
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
         self._listener: Listener | None = None

@@ -84,9 +84,9 @@ class DeadLetter:
     queue: str
     """Queue of the stage that gave up the message."""
     trace: str
-    """Name of the flow; empty if the message has no envelope."""
+    """Name of the flow; empty if the message belongs to no flow."""
     message: Any
-    """Message that the envelope contains, decoded from JSON; the raw body if it has no envelope."""
+    """Message of the flow, decoded from JSON; the raw body if the message belongs to no flow."""
     attempts: int
     """Number of attempts of the message before it was given up."""
     headers: Mapping[str, str]

@@ -135,5 +135,5 @@ class WireSession(Protocol):
         """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
-        """Encode the answer to an accepted login. `secret` is "" for a plain client. `is_checked` is False if the
-        broker has no users, so that login and passcode were ignored."""
+        """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.
+        `is_checked` is False if the broker has no users, so that login and passcode were ignored."""

@@ -44,7 +44,7 @@ def grants(target: str, file: Path | None, name: str | None) -> None:
     """
     context = click.get_current_context()
     if name is None and context.get_parameter_source("file") is ParameterSource.ENVIRONMENT:
-        # The variable is there for other commands, too.
+        # The environment variable is also for other commands: without --user it is ignored.
         file = None
     if (file is None) is not (name is None):
         raise click.UsageError("--users and --user need one another: set both, or neither")

@@ -289,7 +289,7 @@ class _ServiceProcess:
         return text if exactly_once is None else text + await exactly_once.metrics_text()
 
     def _listen_to_signals(self) -> None:
-        # All runs in this task, so that it also closes what the lifespan opens.
+        # A signal cancels this task, which runs everything and therefore also closes what the lifespan opens.
         self._main = asyncio.current_task()
         # Not with the loop's own handlers: a stage may block the loop.
         for number in SIGNALS:
@@ -305,7 +305,7 @@ class _ServiceProcess:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
         if not (is_first and self._restarts):
-            # Otherwise it stops already.
+            # After a change of a source file the stop has begun already.
             self._cancel_main()
 
     def _on_source_changed(self) -> None:

@@ -135,17 +135,17 @@ async def _run(
     *,
     asks: bool,
 ) -> bytes:
-    """Start the flow, under a key in a transaction of the service's database. Return the id of the flow or, with
+    """Start the flow, with a `key` in a transaction of the service's database. Return the id of the flow or, with
     `asks`, its reply as JSON.
 
     Raises: TimeoutError without a reply in time; FlowError if the service can keep no keys, or another flow was started
-      under the key; DatabaseUnavailable; the errors of `Service.send` and `Service.ask`
+    under the key; DatabaseUnavailable; the errors of `Service.send` and `Service.ask`
     """
     running = ServiceRun(service, service.plans(), RunResources.of(service))
     async with service.bound_to(running):
         await running.connect()
         if key is not None:
-            # Only then is a database needed. This process may be the only one that sends what is in the outbox.
+            # Only a key needs the database. Perhaps no other process runs that sends the messages of the outbox.
             await running.start_without_stages()
         if asks:
             reply = await service.ask(endpoint, message, trace=trace, key=key, timeout=timeout_s, **options)

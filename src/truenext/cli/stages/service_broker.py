@@ -47,7 +47,8 @@ def merge_credentials(line: Credentials, own: Credentials, environment: Credenti
     """
     sources = {"--user": line, "its code": own, USER_VARIABLE: environment}
     if own.certificate is not None:
-        # The certificate names the user, unless the service does: with a password the broker would not look at it.
+        # The certificate names the user, unless the service names a user. A broker that gets a password ignores the
+        # certificate.
         sources.pop(USER_VARIABLE)
     source, login = next((each for each in sources.items() if each[1].user is not None), ("", own))
     note = f" as user {login.user!r} (from {source})" if source else ""

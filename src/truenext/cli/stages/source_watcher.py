@@ -12,7 +12,7 @@ from truenext.errors import ConfigurationError
 logger = logging.getLogger("truenext.stage")
 
 POLL_MS = 100
-"""Milliseconds after which the library returns if nothing has changed. Its first return shows that it has begun to
+"""Milliseconds after which watchfiles returns if no file has changed. Its first return shows that it has begun to
 watch."""
 
 
@@ -22,7 +22,7 @@ class SourceWatcher:
     def __init__(self, folder: Path) -> None:
         """Begin to watch. Files that are read after this cannot change unnoticed.
 
-        Raises: ConfigurationError if the library is not installed
+        Raises: ConfigurationError if watchfiles is not installed
         """
         self._folder = folder
         self._is_watching = threading.Event()

@@ -151,7 +151,7 @@ class Subscription:
         self.release_count_min = self.requested_count = 0
         self.is_suspended = self.is_release_due = self.is_subscribe_sent = self.is_open = False
         if self.opened.is_set and not self.is_closed:
-            # A caller that has not looked yet waits for the next confirmation.
+            # A caller that has not seen this confirmation waits for the next one.
             self.opened = Signal()
 
 

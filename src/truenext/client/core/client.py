@@ -101,7 +101,7 @@ def connect_options(
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
         heartbeat_thread=bool(heartbeat_thread),
-        # Each address is tried once without `reconnects`, so a program that waits longer does so at each.
+        # Without `reconnects` each address is tried once, so a longer timeout is divided among the addresses.
         attempt_timeout_s=ATTEMPT_TIMEOUT_S if reconnects else max(ATTEMPT_TIMEOUT_S, timeout_s / max(len(urls), 1)),
     )
 
@@ -136,9 +136,9 @@ class Client:
         self.transactions: dict[TransactionState, None] = {}
         """Transactions that are open, or whose outcome is not known."""
         self.up_or_failed = Signal()
-        self.is_opening_awaited = False
-        """True while `connect` waits for the first connection: it raises an error that is final, which needs no log."""
         """Signal that is set while a connection is up, and when the client has ended for good."""
+        self.is_opening_awaited = False
+        """True while `connect` waits for the first connection. `connect` raises a final error, so it is not logged."""
         self.error: TruenextError | None = None
         """Reason why the client opens no more connections; None while it does."""
         self.last_error: Exception | None = None
@@ -153,8 +153,8 @@ class Client:
         self._failed_connect_count = 0
         """Number of failed attempts to connect since a connection was lost, or since the start."""
         self._unavailable_count = 0
-        """Number of failed attempts to connect since an attempt failed because the broker was busy, or since the
-        start."""
+        """Number of failed attempts to connect since the start, or since the last attempt that failed because the
+        broker was busy."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report of a problem, by URL and reason."""
         self.reconnect_count = -1
@@ -220,7 +220,6 @@ class Client:
         return error
 
     def attempt_timeout_error(self) -> TimeoutError:
-        """Make the error of an attempt to connect that took too long."""
         return TimeoutError(self._no_answer(self.options.attempt_timeout_s))
 
     def _no_answer(self, waited_s: float) -> str:
@@ -344,7 +343,7 @@ class Client:
         if (self._is_disconnect_sent or (link.is_up and not self.options.reconnects)) and self.error is None:
             final_error: TruenextError = cause
             if self.is_closing:
-                # The broker closes it, too, after it has confirmed DISCONNECT.
+                # The broker closes the connection after it has confirmed DISCONNECT: this is no failure.
                 final_error = ClosedError(_CLOSED_TEXT)
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
@@ -368,7 +367,7 @@ class Client:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
-            # A message for no subscription: it ended while the message was on its way, and with it that dispatch.
+            # If the subscription has ended, the message is ignored: the end of the subscription has released it.
             if not self.subscriptions.on_message(frame):
                 if self.browse_listener is not None:
                     self.browse_listener.on_message(frame)
@@ -408,7 +407,7 @@ class Client:
                     "have arrived"
                 )
             )
-            # A new producer: at the first broker, numbers used here would count as repeats.
+            # A new producer: after a return to the first broker, numbers used here would count as repeats.
             self.send_buffer.producer = self.make_producer()
         self.subscriptions.on_connected()
         self._start_heart_beats(link)

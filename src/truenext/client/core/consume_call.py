@@ -54,7 +54,7 @@ class ConsumeCall:
     def on_worker_ended(self, error: BaseException | None) -> None:
         """Stop the call, because one of its workers has ended. `error` is the worker's error, if there was one."""
         if isinstance(error, ClosedError | InDoubt) and self.client.is_closed_by_program:
-            # A commit in doubt was logged.
+            # The program has closed the connection itself. A commit in doubt was logged before.
             error = None
         if self.first_error is None:
             self.first_error = error

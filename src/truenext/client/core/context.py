@@ -1,4 +1,4 @@
-"""Context that all parts of the core share: the current link, and functions that the driver provides."""
+"""Context that all parts of client/core share: the current link, and functions that the driver provides."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from truenext.client.core.link import Link
 from truenext.client.core.waiting import DelayedCall, DelayedCalls
 
 CONNECTED_TEXT = "connected to %(url)s"
-"""Text of a report: the first attempt to connect has succeeded. The fields of a report are named in its text."""
+"""Text for `ClientContext.report`: the first attempt to connect has succeeded."""
 
 ACK_DELAY_S = 0.001
 """Seconds that an ACK waits at most for a frame with which it is written."""
 
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
-"""Text of a report that is made at most once a minute: a broker has no space for sends outside transactions."""
+"""Text for `ClientContext.report`, at most once a minute: a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
@@ -33,7 +33,8 @@ class ClientContext:
     """Writes pending bytes; returns whether the socket has accepted all of them."""
     flush_soon: Callable[[], None]
     flush_later: Callable[[], None]
-    """Writes pending bytes within `ACK_DELAY_S`: later than `flush_soon` if that writes at the end of each call."""
+    """Writes pending bytes within `ACK_DELAY_S`. In the driver for threads this is later than `flush_soon`, which
+    writes at the end of the call."""
     report: Callable[[str, dict[str, object]], None]
     """Logs an event, from a constant text and fields by name. The text names some of the fields, such as `%(url)s`."""
     has_owner_ended: Callable[[object], bool]

@@ -172,8 +172,8 @@ def close_consumer(
     *,
     owns_session: bool,
 ) -> Flow[None]:
-    """Close a consumer. With `owns_session`, first settle delivered messages of mode auto by `disposition`, and finally
-    close the consumer's session, too."""
+    """Close a consumer. With `owns_session`, first settle the messages that wait for an automatic ACK, and also close
+    the consumer's session. `disposition` says how to settle them; None releases them without an attempt."""
     if owns_session:
         session.settle_awaiting_auto_ack(disposition)
         session.close(owner)
@@ -409,7 +409,7 @@ def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Fl
     if isinstance(doubt, InDoubt):
         token = doubt.token
         if not token:
-            # The broker cannot be asked, or the commit was under a number of the program's own.
+            # The broker cannot be asked, or the program gave the number of the commit.
             return "unknown"
     if not isinstance(token, str):
         raise TypeError(f"outcome needs an InDoubt, or its token, which is text, not {token!r}")

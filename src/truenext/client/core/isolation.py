@@ -58,7 +58,7 @@ class HandlerIsolation:
 
 class SharedReceiveBuffer(ReceiveBuffer):
     """Buffer for several handlers. It never delivers two messages of one group at the same time. A message whose last
-    attempt was a lost connection is processed alone."""
+    attempt ended with a lost connection is processed alone."""
 
     is_shared = True
 

@@ -148,7 +148,8 @@ class Link:
         )
 
     def answer_signal(self, number: int) -> Signal:
-        """Return a signal that is set when frame `number` is answered. The frame has requested no receipt so far."""
+        """Return a signal that is set when frame `number` is answered. Ensure that a receipt for the frame is
+        requested."""
         handler = self.unanswered[number]
         if isinstance(handler, AnswerWaiter):
             return handler.answered
@@ -266,7 +267,8 @@ shortened by a random part, so that many clients do not connect at the same mome
 STABLE_CONNECTION_S = 5.0
 """Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Largest failure count after the loss of a short connection. A broker has answered, so the delays stay short."""
+"""Limit of the failure count after the loss of a short connection. The limit keeps the delays short, since a broker has
+answered."""
 
 
 class ConnectBackoff:

@@ -5,10 +5,10 @@
                │                                  │  └──sends after a refused one are refused as a gap ─┐
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
-After a reconnect the broker is asked for the highest number that it has accepted (C18.5). Sends up to this number count
-as confirmed. The unconfirmed sends are written again, in order and before all later sends, under the next numbers. So
-no send is lost, doubled or overtaken, and no number is left out. The number and the bytes of unconfirmed sends are
-limited.
+After a reconnect the broker is asked for the highest number that it has accepted (docs/contract.md, C18.5). Sends up to
+this number count as confirmed. The unconfirmed sends are written again, in order and before all later sends, under the
+next numbers. So no send is lost, doubled or overtaken, and no number is left out. The number and the bytes of
+unconfirmed sends are limited.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     """Beginning of the frame, without the headers for number, receipt and time to live."""
     body: bytes
     expires_at: float | None
-    """Time at which the message expires, by the core's clock; None means never."""
+    """Time at which the message expires, by `ClientContext.clock`; None means never."""
     producer_lines: str = ""
-    """Header lines with producer and number of the program's own; empty if the client numbers the send."""
+    """Header lines with the producer and number that the program gave; empty if the client numbers the send."""
     size: int = 0
     producer_number: int = 0
     frame_number: int = 0
@@ -96,7 +96,6 @@ class SendBatch(msgspec.Struct, eq=False):
 
     unsettled_count: int = 0
     confirmed_count: int = 0
-    """Number of confirmed sends."""
     error: Exception | None = None
     """First error of a send of the batch, as long as no caller has got this error."""
     waiters: list[BatchWaiter] = []
@@ -120,8 +119,7 @@ class SendBatch(msgspec.Struct, eq=False):
 
 
 class BatchWaiter(msgspec.Struct, eq=False):
-    """Signal for a caller that waits until each send of a batch is confirmed or has failed, and the batch's first
-    error."""
+    """Signal that is set when each send of a batch is confirmed or has failed, with the batch's first error."""
 
     completed: Signal = msgspec.field(default_factory=Signal)
     error: Exception | None = None
@@ -290,7 +288,7 @@ class SendBuffer:
             send.frame_number = link.write_tracked(b"".join((send.head, lines, send.body, b"\0")), send)
             self._in_flight_count += 1
         if self._bytes_since_receipt:
-            # The last waiting send was not written, and with it no request for a receipt.
+            # The last waiting send was not written, so its request for a receipt is missing.
             self._request_receipt(link)
 
     def _request_receipt(self, link: Link) -> None:
@@ -315,7 +313,7 @@ class SendBuffer:
         if self._to_resend is None:
             self._no_space_error = None
         elif not self._in_flight_count:
-            # Sends with numbers of the caller's own may be accepted after a refused one.
+            # The broker may accept sends with numbers that the program gave, after a refused send.
             self._requeue_refused(self._to_resend)
 
     def on_send_refused(self, send: PendingSend, error: Refused) -> None:
@@ -327,7 +325,7 @@ class SendBuffer:
             if to_resend is None:
                 to_resend = self._to_resend = []
                 if send.producer_number:
-                    # Sends after it have numbers that will be free again.
+                    # The broker refuses the sends after it as a gap, so their numbers become free again.
                     self.producer.last_number = send.producer_number - 1
             if error.code == Code.NO_SPACE:
                 to_resend.append(send)

@@ -117,7 +117,7 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     """Encode the options of a SEND. Raises: ValueError, TypeError for an invalid option"""
     if "headers" in options or "number" in options:
         return _encode_send(destination, options)
-    # Messages often differ only in these ids, so the cache has heads without them.
+    # Messages often differ only in correlation id and report id, so the cache has heads without these.
     others, lines, has_report_id = options, "", False
     correlation = options.get("correlation_id")
     if type(correlation) is str and is_plain_value(correlation):
@@ -134,7 +134,7 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     try:
         cached = _cache.get(key)
     except TypeError:
-        # An option that cannot be hashed is a list, or is invalid, which is reported there.
+        # An option that cannot be hashed is a list, or is invalid; `_encode_send` reports an invalid option.
         return _encode_send(destination, options)
     if cached is None:
         if len(_cache) >= _CACHE_ENTRIES_MAX:

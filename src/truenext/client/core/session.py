@@ -115,7 +115,7 @@ class SessionCore(msgspec.Struct, eq=False):
             if self.mode is SessionMode.AUTO:
                 self._await_auto_ack([received], owner)
             return received
-        # The broker is to be told before the program gets the message: `receive` waits for that.
+        # `receive` returns the message later, once the frame has been written that reports it as started.
         self._pending_by_owner[owner] = received
         return None
 
@@ -154,7 +154,7 @@ class SessionCore(msgspec.Struct, eq=False):
                 if not messages:
                     messages = self._deliver_buffered(subscription, max_count, owner)
                 if messages:
-                    # The message is in the transaction already: no wait may come between that and the program.
+                    # A message of a transaction is returned without a wait, because the transaction has it already.
                     if not self.client.flush() and self.transactions is None:
                         # The broker is told that the program has the message before the program gets it.
                         rounds = [each.subscription.release_count_min for each in messages]
@@ -251,7 +251,7 @@ class SessionCore(msgspec.Struct, eq=False):
         for each in subscriptions:
             each.is_polled = True
             if each.is_paused or not each.is_open:
-                # It may be refused after a reconnect, and an earlier pull request would be refused with it.
+                # The SUBSCRIBE may be refused after a reconnect, and then the broker would refuse a pull request, too.
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
@@ -416,12 +416,12 @@ class SessionCore(msgspec.Struct, eq=False):
             self.require_transactions().check_may_settle(received, disposition)
         client = self.client
         link = client.context.link
-        # Which broker it is, is not known before CONNECTED.
+        # Before CONNECTED the client does not know whether the broker is truenext.
         is_other = link is not None and link.is_up and not link.is_truenext
         if link is not None and is_other and not (disposition.is_acked or disposition.is_rejected):
             if disposition.delay_ms is not None:
                 link.require_truenext("nack with a delay")
-            # NACK would make the message a dead letter there.
+            # At another broker a NACK would make the message a dead letter.
             self.release(received, owner)
             return client.flush()
         if received.transaction is not None:
@@ -484,7 +484,7 @@ class SessionCore(msgspec.Struct, eq=False):
 
     def _await_auto_ack(self, messages: Iterable[ReceivedMessage], owner: object) -> None:
         """Mode auto: record messages that `owner` is about to get. `owner` acknowledges them when it requests the next
-        message. Before this record, a request of another task could acknowledge them too early."""
+        message. Call this last: an earlier record could let another task acknowledge them too early."""
         if self.mode is SessionMode.AUTO:
             self._awaiting_auto_ack.setdefault(owner, []).extend(messages)
 

@@ -131,7 +131,7 @@ class Subscriptions:
         for received in orphaned:
             # Its transaction may not have noticed yet that the message was lost.
             received.state = ReceivedMessageState.SETTLED
-        # They may have been redelivered to another consumer of this client.
+        # Another consumer of this client may have received their redeliveries.
         self.drop_unsettled([each for each in orphaned if each.transaction is None])
         subscription.buffer.wake_all()
 
@@ -139,7 +139,7 @@ class Subscriptions:
         subscription.is_paused = True
         link = self._context.link
         if link is None or not link.is_truenext:
-            # Another broker would redeliver what the program holds.
+            # Another broker would also redeliver the messages that the program holds.
             return
         if subscription.is_subscribe_sent and (len(subscription) or not subscription.is_suspended):
             self.release([subscription], suspend=True)
@@ -147,7 +147,7 @@ class Subscriptions:
     def resume(self, subscription: Subscription) -> None:
         subscription.is_paused = False
         self.wake(subscription)
-        # Callers that pull do so again, and from another broker messages may be buffered.
+        # Callers must repeat their pull requests. Messages of another broker may be buffered.
         subscription.buffer.wake_all()
 
     def wake(self, subscription: Subscription) -> None:
@@ -189,8 +189,8 @@ class Subscriptions:
             self._release_by_resubscribing(link, subscriptions, set(returning), transaction)
             return
         for subscription in subscriptions:
-            # An unconfirmed subscription may yet be refused, so it is not named: it delivers nothing before that is
-            # known.
+            # An unconfirmed subscription may yet be refused, so the release does not name it. It delivers nothing
+            # before it is confirmed.
             subscription.is_release_due = not subscription.is_open
         subscriptions = [each for each in subscriptions if each.is_open]
         if not (subscriptions or transaction):
@@ -204,7 +204,7 @@ class Subscriptions:
             subscription.requested_count = 0
             subscription.is_suspended = suspend or subscription.is_paused
         link.release_count += 1
-        # Paused subscriptions stay suspended; a request of their own names them.
+        # Paused subscriptions stay suspended, so a separate release request names them.
         awake = [each.id for each in subscriptions if not each.is_suspended]
         suspended = [each.id for each in subscriptions if each.is_suspended]
         abort = None if transaction is None else transaction.name
@@ -293,7 +293,7 @@ class Subscriptions:
             message_id = received.message_id
             known = self.unconfirmed_dispositions.pop(message_id, None)
             if known is not None and not (link.is_truenext or known[0].is_acked or known[0].is_rejected):
-                # NACK would make the message a dead letter there.
+                # At another broker a NACK would make the message a dead letter.
                 known = None
             # If the attempts have risen since, the failure was counted.
             if known is not None and (known[0].is_acked or known[0].is_rejected or received.attempts == known[1]):
@@ -426,7 +426,7 @@ class Subscriptions:
 
     def _add_orphaned(self, received: ReceivedMessage) -> None:
         """Record a message of a lost connection that the program still holds, unless it is the redelivery of a recorded
-        one."""
+        message."""
         earlier = self.orphaned_messages.get(received.message_id)
         if earlier is None or earlier.redelivery is not received:
             self.orphaned_messages[received.message_id] = received
@@ -455,7 +455,7 @@ class Subscriptions:
 
     def on_connection_lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
         """Record as orphaned all messages of the lost connection that the program holds. Reset the subscriptions."""
-        # Held messages come last: after a rollback from elsewhere the same message may be held by another consumer.
+        # Held messages are recorded last: after a rollback by another task, another consumer may hold the message.
         for transaction in transactions:
             for received in transaction.delivered_messages:
                 if received.link_number == link.number:
@@ -501,7 +501,7 @@ class _PendingSubscribe(AnswerHandler, msgspec.Struct, eq=False):
         self._subscription.opened.set()
         if self._subscription.is_release_due:
             self._subscriptions.release([self._subscription])
-        # Callers that pull do so again.
+        # Callers must repeat their pull requests.
         self._subscription.buffer.wake_all()
 
     def on_refused(self, error: Refused) -> None:
@@ -523,7 +523,7 @@ def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Lin
 
 
 def _allows_express(destination: str) -> bool:
-    """Return whether the broker can use express dispatch for a destination. For a pattern of queues it cannot."""
+    """Return whether a consumer may request express dispatch (docs/contract.md, C4.13): not for a pattern of queues."""
     name = destination.partition("?")[0]
     return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)
 

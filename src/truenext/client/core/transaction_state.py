@@ -46,7 +46,7 @@ class Outcome(Enum):
     """The transaction had no effect, because the program's number was used before."""
     UNKNOWN = "unknown"
     """The outcome cannot be found out. Only another broker knows the outcome, or the broker has forgotten it, or the
-    connection was lost during a commit under a number of the program's own."""
+    connection was lost during a commit under a number that the program gave."""
 
 
 _RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
@@ -144,7 +144,6 @@ class TransactionState(AnswerHandler, msgspec.Struct, eq=False):
         self.resolved.set()
 
     def rolled_back_error(self) -> RolledBack:
-        """Make the RolledBack error for the transaction's code."""
         reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
         error = RolledBack(f"the transaction was rolled back and had no effect{reason}")
         error.__cause__ = self.rollback_cause

@@ -138,7 +138,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         transaction.has_begun = True
         headers = {"transaction": transaction.name}
         if len(link.unanswered) > UNANSWERED_FRAMES_MAX:
-            # Transactions that are rolled back ask for no receipt.
+            # If transactions are only rolled back, no COMMIT requests a receipt.
             headers["receipt"] = link.next_receipt_id
         link.write_tracked(frames.encode_frame("BEGIN", headers), BeginAnswerHandler(transaction))
 
@@ -158,7 +158,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             if self.transaction is not None:
                 self.close(self.transaction.owner)
         if self.transaction is not None and self.transaction.outcome in ENDED_OUTCOMES:
-            # Its code was cancelled or got InDoubt, and the outcome has come since: the transaction is not the block's.
+            # The transaction is older than the block: its code was cancelled or got InDoubt; its outcome came later.
             self._finish_and_clear(self.transaction)
         self._block = ref(block)
 
@@ -293,7 +293,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         # A failed message is nacked by the commit.
         self._nack(transaction.failed_messages, transaction, link)
         if transaction.failed_messages:
-            # The transaction may contain nothing else.
+            # The transaction may contain only failed messages.
             transaction.is_durable = False
         headers = {"transaction": transaction.name}
         if link.is_truenext:
@@ -314,7 +314,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
     def _next_commit_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
         if producer.is_retired or producer.store_id not in ("", link.store_id):
-            # A new producer: at the first broker, numbers used here would count as repeats.
+            # A new producer: after a return to the first broker, numbers used here would count as repeats.
             producer = self._producer = self._client.make_producer()
         producer.store_id = link.store_id
         producer.link_number = link.number
@@ -405,7 +405,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
             return
         counts_all = counted is CountedAttempts.ALL and not transaction.failed_messages
         if link.is_truenext and counted is not CountedAttempts.NONE:
-            # A message that the transaction has not acknowledged would return without an attempt.
+            # Without a NACK, a message that the transaction has not acknowledged would return without an attempt.
             is_all = counts_all and self._acknowledges_at_commit
             self._nack(transaction.delivered_messages if is_all else transaction.failed_messages, transaction, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
@@ -452,7 +452,7 @@ class SessionTransactions(msgspec.Struct, eq=False):
         received.transaction = None
         is_open = transaction.outcome is Outcome.OPEN
         if is_open:
-            # Without other messages the nack releases what must be released.
+            # Without other messages the nack below releases the buffered messages.
             self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered_messages))
         elif transaction.owner is owner:
             self._finish_and_clear(transaction)

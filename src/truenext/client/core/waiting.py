@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 
     signal: Signal
     deadline: float | None = None
-    """Time of the deadline in seconds, by the core's clock. None means no deadline."""
+    """Time of the deadline in seconds, by `ClientContext.clock`. None means no deadline."""
 
 
 Flow = Generator[Wait, bool, T]

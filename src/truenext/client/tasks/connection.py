@@ -7,7 +7,7 @@
                 print(message.text)
 
 `make generate` derives client/threads/connection.py (`truenext.blocking`) from this file. Each method has the same name
-there, without `await`. All calls of the core go through the driver, because the driver for threads has a lock.
+there, without `await`. Methods call client/core only through the driver, because the driver for threads has a lock.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ class Processing:
 
 
 class _Block:
-    """Object for `async with`. At the end of the block the driver runs a flow, but not in a forked process."""
+    """Object for `async with`. At the end of the block the driver runs the flow (client/core/waiting.py) that `_end`
+    returns. A forked process runs none."""
 
     _driver: Driver
 
@@ -187,8 +188,6 @@ class _Block:
 
 
 class _SessionWithDriver:
-    """Session of the core, with the driver that runs its flows."""
-
     __slots__ = ("core", "driver")
 
     def __init__(self, core: CoreSession, driver: Driver) -> None:

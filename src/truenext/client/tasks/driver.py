@@ -1,4 +1,4 @@
-"""Driver of a client in an event loop: its socket, its clock, and the waits of its flows.
+"""Driver of a client in an event loop: has its socket and its clock, and runs its flows (client/core/waiting.py).
 
 All code runs in the loop. Only the socket's writes have a lock, because heartbeat_thread.py writes from another thread.
 Received bytes are processed at once. Bytes are written at once as far as the socket accepts them, and the rest when the
@@ -42,7 +42,7 @@ LOOP_BLOCKED_S = 1.0
 """Lateness of a timer, in seconds, above which the event loop is reported as blocked."""
 
 STOPPED_CLOCK_S = 0.001
-"""Seconds without a change of its time after which a clock counts as stopped."""
+"""Seconds after which a clock counts as stopped if its time has not changed."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -63,7 +63,8 @@ def _at_exit() -> None:
 _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = WeakKeyDictionary()
 
 _blocked_until: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-"""End of the last reported blocking of each loop. All connections of a loop notice a blocking, and one reports it."""
+"""Time at which the last reported blocking of each loop ended. All connections of a loop notice a blocking, but only
+one reports it."""
 
 
 class Driver(BaseDriver):
@@ -78,7 +79,7 @@ class Driver(BaseDriver):
             options,
             name,
             make_message,
-            # Looked up each time: tests that stop the time of a program give its loop another one.
+            # `time` is looked up at each call: tests that stop the clock replace this method of the loop.
             clock=lambda: loop.time(),
             report=log.report,
             has_owner_ended=_has_ended,
@@ -144,7 +145,7 @@ class Driver(BaseDriver):
     together."""
 
     def step_of_many(self, step: S) -> S:
-        """Return a function that is like `step`, for a caller that calls it many times."""
+        """Check the caller once, and return `step`, which the caller may then call many times."""
         self.check_caller()
         return step
 
@@ -160,8 +161,8 @@ class Driver(BaseDriver):
         return make_health(self.client)
 
     async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Run a flow to its end, and return its result. `on_interrupted` is ignored; it exists because both drivers
-        have the same signature."""
+        """Run a flow (client/core/waiting.py) to its end, and return its result. `on_interrupted` is ignored; it exists
+        because both drivers have the same signature."""
         self.check_caller()
         try:
             wait = next(flow)
@@ -180,8 +181,8 @@ class Driver(BaseDriver):
             self._after_step()
 
     async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Run the flow that ends a block. If there is an `error`, which has left the block, this error is raised even
-        if the flow fails."""
+        """Run the flow that ends a block. `error` is the exception that has left the block; None at a normal end. If
+        the flow fails, too, its failure only becomes a note of `error`."""
         try:
             await self.run_flow(flow)
         except Exception as exit_error:
@@ -291,7 +292,7 @@ class Driver(BaseDriver):
             self._timer = None
         if self._connect_task is not None and self._connect_task is not asyncio.current_task():
             self._connect_task.cancel()
-            # Not awaited itself: its cancellation is not one of the caller.
+            # An await of the task itself would raise its CancelledError in the caller.
             await asyncio.wait({self._connect_task})
 
     def _fail_internally(self, error: Exception) -> None:
@@ -349,8 +350,8 @@ class Driver(BaseDriver):
             self.loop.add_writer(sock, self._on_writable)
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
-        """Write, from the heart-beat thread: unwritten bytes, or a heart-beat. Do nothing if the loop has written since
-        `last_written_at`. Return the argument for the next call."""
+        """Write the unwritten bytes, or else a heart-beat. Do nothing if the loop has written since `last_written_at`.
+        Return the argument for the next call. The heart-beat thread calls this."""
         with self._locked():
             link, sock = self._link, self._sock
             if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
@@ -363,7 +364,7 @@ class Driver(BaseDriver):
                 # If the connection is lost, the loop notices that itself.
                 with contextlib.suppress(OSError):
                     if not sock.send(HEART_BEAT):
-                        # Encrypted, and not taken: it must be the beginning of what is sent next.
+                        # TLS has encrypted the heart-beat, and the socket has not accepted it: write it before others.
                         self._unwritten = memoryview(HEART_BEAT)
                         # A loop that was closed meanwhile sends nothing more.
                         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Encoded sends: the sends of a stage, whose caller is checked once for many messages."""
+"""Sends whose frames a stage has encoded. The driver checks the caller only once for many messages."""
 
 from __future__ import annotations
 

@@ -155,7 +155,8 @@ class Processing:
 
 
 class _Block:
-    """Object for `with`. At the end of the block the driver runs a flow, but not in a forked process."""
+    """Object for `with`. At the end of the block the driver runs the flow (client/core/waiting.py) that `_end`
+    returns. A forked process runs none."""
 
     _driver: Driver
 
@@ -174,8 +175,6 @@ class _Block:
 
 
 class _SessionWithDriver:
-    """Session of the core, with the driver that runs its flows."""
-
     __slots__ = ("core", "driver")
 
     def __init__(self, core: CoreSession, driver: Driver) -> None:

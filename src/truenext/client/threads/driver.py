@@ -1,11 +1,11 @@
-"""Driver of a client with threads: its socket, its clock, and the waits of its flows.
+"""Driver of a client with threads: has its socket and its clock, and runs its flows (client/core/waiting.py).
 
     callers ──lock──▶ Client, flows ──bytes──▶ socket        a caller writes at once what the socket accepts
     thread  ──lock──▶ Client ◀──bytes── socket               the thread writes the rest, reads, runs timers
 
 One lock guards all state. No thread waits while it holds the lock. A caller that has to wait releases the lock, and
-waits for a second lock, which the signal opens. Only the connection's thread makes and closes sockets. This thread
-never runs code of the program, so the program cannot delay its reading.
+waits for a second lock, which the awaited `Signal` releases. Only the connection's thread makes and closes sockets.
+This thread never runs code of the program, so the program cannot delay its reading.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class Driver(BaseDriver):
         return self.run_step(make_health, self.client)
 
     def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Run a flow to its end, and return its result. If a signal handler raises after the flow's end,
-        `on_interrupted` gets the result, so that it is not lost."""
+        """Run a flow (client/core/waiting.py) to its end, and return its result. If a signal handler raises after
+        the flow's end, `on_interrupted` gets the result, so that it is not lost."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -216,8 +216,8 @@ class Driver(BaseDriver):
                 self._after_step()
 
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Run the flow that ends a block. If there is an `error`, which has left the block, this error is raised even
-        if the flow fails."""
+        """Run the flow that ends a block. `error` is the exception that has left the block; None at a normal end. If
+        the flow fails, too, its failure only becomes a note of `error`."""
         try:
             self.run_flow(flow)
         except Exception as exit_error:

@@ -29,7 +29,7 @@ _get_handler = cast("Callable[[int], object]", _signal_module.getsignal)
 
 
 class SignalSafeLock:
-    """Lock of a connection, as the main thread takes it, for one `with` block."""
+    """Wrapper of a connection's lock, which the main thread uses for one `with` block. It defers signal handlers."""
 
     __slots__ = ("_deferred_signals", "_handlers", "_is_waiting", "_lock")
 
@@ -45,7 +45,7 @@ class SignalSafeLock:
         try:
             for number in DEFERRED_SIGNALS:
                 handler = _get_handler(number)
-                # A handler that was set in C, or is none, does not run between two steps.
+                # SIG_DFL, SIG_IGN and a handler set in C (None) do not run between two steps.
                 if callable(handler):
                     self._handlers[number] = cast("Handler", handler)
                     _set_handler(number, defer)
@@ -84,7 +84,7 @@ class SignalSafeLock:
     def run_due_handlers(self) -> None:
         """Run the signal handlers that are due, with the lock released. The handlers may raise."""
         if self._deferred_signals:
-            # A lock that is free is not waited for.
+            # The new lock is free, so this does not wait.
             self.wait(Lock(), 0.0)
 
     def _run_deferred_handlers(self) -> None:

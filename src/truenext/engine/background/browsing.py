@@ -65,7 +65,7 @@ class BrowseRead(SideRead):
         self.selected_sequences: set[int] = (
             set() if lane.selected is None else lane.selected.entries.keys() - self.unread_in_memory.keys()
         )
-        """Sequences of selected entries that consumers hold. The page may contain these messages."""
+        """Sequences of selected entries that consumers hold. If the page has these messages, they are not shown."""
 
 
 class BrowseEntryRead(BrowseRead):

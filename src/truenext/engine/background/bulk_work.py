@@ -194,7 +194,7 @@ class FinishedPiece(NamedTuple):
 
 
 class BulkTask(BackgroundTask):
-    """Executes pieces one after the other, in the order of the requests."""
+    """Executes pieces of bulk work one after the other, in the order of the requests."""
 
     def __init__(self, state: EngineState, operations: BulkPieceExecutor) -> None:
         self._commit_state = state.commit_state

@@ -61,8 +61,8 @@ class ExpiryBlockRead(SideRead):
         """Time at which the block must be checked again, because messages held now may be requeued later; 0 if no
         second check is needed."""
         self.had_uncommitted = had_uncommitted
-        """Expired messages of the block were uncommitted when the timer was due. Since then, such a message may have
-        become visible and been evicted; then the page lacks the message."""
+        """True if the block had expired messages that were uncommitted when the timer was due. Since then, such a
+        message may have become visible and been evicted; then the page lacks the message."""
 
 
 class ExpiryTask(BackgroundTask):
@@ -109,7 +109,7 @@ class ExpiryTask(BackgroundTask):
 
     def next_due_ms(self) -> int | None:
         due_ms = self._timers.next_due_ms
-        # If one is due and `step` did nothing, it waits for another event.
+        # If a timer is due and `step` did nothing, the timer waits for another event.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
     def step(self) -> list[ExpiryBlockRead]:

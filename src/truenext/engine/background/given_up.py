@@ -1,5 +1,5 @@
-"""Dead letters of messages in memory that were given up, in slices: one event may give up all messages that a
-connection holds."""
+"""Dead-lettering of messages in memory that were given up (failed too often, or rejected). This is done in slices,
+because one event may give up all messages that a connection holds."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
 class DueSendsRead(SideRead):
-    """Read of the records that are due first, which may be in several lanes."""
+    """Read of the records of those scheduled sends that are due first. The records may be in several lanes."""
 
     __slots__ = ("lanes",)
 
@@ -132,7 +132,7 @@ class Scheduler(BackgroundTask):
     def restore_queue(self, number: int, name: str) -> Queue:
         """Restore the hidden queue that the store has under this number and name."""
         queue = self._by_number[number] = self._queues.restore_hidden(number, name)
-        # Until recovery finds messages of it.
+        # Recovery may find no record of this queue.
         self._maybe_empty_queues[queue] = None
         return queue
 
@@ -173,7 +173,7 @@ class Scheduler(BackgroundTask):
     def next_due_ms(self) -> int | None:
         first = self.timers.first
         due_ms = None if first is None else split_scheduled_timer(first)[0]
-        # If one is due and `step` did nothing, it waits for another event.
+        # If a timer is due and `step` did nothing, the timer waits for another event.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
     def step(self) -> list[DueSendsRead]:
@@ -221,7 +221,8 @@ class Scheduler(BackgroundTask):
             # Meanwhile the clock may have been set, or sends that are due earlier may have been accepted.
             if due_ms > self._commit_state.now_ms or lane is None or (found is None and not page.is_end):
                 break
-            # A transient one that a crash has dropped is missing; a damaged one stays in the store for inspection.
+            # The record is missing if it was transient and a crash has dropped it. A damaged record stays in the store
+            # for inspection.
             if found is not None and found.message is not None and number not in lane.removed:
                 if copies > DUE_COPIES_PER_STEP or self._is_routed_ahead(page, number, found.message):
                     return
@@ -280,7 +281,7 @@ class Scheduler(BackgroundTask):
         """Keep sends from becoming due until `unfreeze`. Returns the batch that must be durable before a page is read;
         0 if that batch is durable."""
         if self._frozen_since_batch is None:
-            # What it has may be cancelled; it is read again.
+            # Sends on this page may be cancelled now. The page is read again.
             self._page = None
             self._frozen_since_batch = max(self._uncommitted_batches.values(), default=0)
         return self._frozen_since_batch if self._frozen_since_batch > self._commit_state.last_committed else 0
@@ -355,7 +356,7 @@ class Scheduler(BackgroundTask):
         return copies
 
     def _due_message(self, message: SentMessage, timing: Schedule) -> SentMessage:
-        """Return the message as it is sent now."""
+        """Return the message to be sent now: with its due time as a header, and its expiry counted from now."""
         sent = with_due(message, timing.due_ms)
         return with_ttl(sent, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else sent
 

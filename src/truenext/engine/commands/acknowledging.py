@@ -79,8 +79,8 @@ class Acknowledging:
                 session.last_batch = self._commit_state.batch.number
 
     def acknowledge_run(self, session: ConnectionState, run: AckRun) -> None:
-        """Execute the ACKs of a run with the same effect as one call of `acknowledge` for each. Stops at the first ACK
-        that needs `acknowledge` itself."""
+        """Execute consecutive ACKs (a run) fast, with the same effect as one call of `acknowledge` for each. Stops at
+        the first ACK that only `acknowledge` can execute. Adds the number of executed ACKs to `run.executed`."""
         consumer = session.consumers.get(run.subscription)
         if consumer is None or consumer.mode is not _INDIVIDUAL or consumer.queue is None:
             return
@@ -150,8 +150,8 @@ class Acknowledging:
         session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
 
     def _count_nack_of_acknowledged(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Count a NACK of a message that the transaction has acknowledged before, less the acknowledgement that counts
-        already."""
+        """Add a NACK to the usage of its transaction, which has acknowledged the message before. The acknowledgement
+        counts as one already, so one is subtracted from the NACK's count."""
         count, size = nack_count(nack) - 1, len(nack.cause)
         if count:
             session.transactions.check_limits(self._limits, count=count, size=size)

@@ -56,8 +56,7 @@ class Releasing:
         """
         consumers = self.check_request(session, request)
         if not request.suspends:
-            # Before anything is released: a consumer that goes on is not to be suspended without messages of its
-            # groups.
+            # Wake before the release: waking frees the groups of which a suspended consumer holds no message.
             for consumer in consumers:
                 self.wake_consumer(consumer)
         if request.transaction is not None:

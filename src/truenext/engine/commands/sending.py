@@ -80,7 +80,7 @@ class Sending:
         message = send.message
         destination = send.destination
         if send.schedule is not None:
-            # All that can raise comes now: once the send is due there is no client to refuse it to.
+            # Raise errors now: when the send is due, no client is there to get an ERROR.
             self._queues.create_for_schedule(destination, self._queues.get_or_create)
             self._queues.await_introduction(session, destination)
             is_stored = message.persistent
@@ -105,8 +105,8 @@ class Sending:
             session.last_batch = self._commit_state.batch.number
 
     def send_run(self, session: ConnectionState, run: SendRun) -> None:
-        """Accept all SENDs of a run, or none of them. The run is accepted if only the positions of its messages in an
-        existing queue remain to be decided."""
+        """Accept all SENDs of a run at once and set `run.executed`, or accept none. None is accepted if disk space is
+        short, the queue is missing, or messages need more than a position in the queue and storing."""
         queue = self._by_name.get(run.destination.name)
         if (
             queue is None
@@ -219,8 +219,8 @@ class Sending:
         self._commit_state.is_batch_awaited |= message.persistent
 
     def is_repeat(self, session: ConnectionState, command: Send | Commit) -> bool:
-        """Return whether the command is a repeat, and note that in the command. The receipt of a repeat waits until the
-        first use of its number is durable.
+        """Return whether the command is a repeat: its producer has used its number before. Notes this in the command.
+        The receipt of a repeat waits until the first use of the number is durable.
 
         Raises: RemoteProtocolError if the number may not be used, or there are too many producers.
         """
@@ -254,7 +254,8 @@ class Sending:
 
     def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
         """Return the numbers of shared contents whose copies the store must count before this SEND is executed. The
-        result is empty if the disk is not full. The caller passes the store's counts to `count_contents`."""
+        counts show how many bytes its transaction frees, which limits its sends while the disk level is NONE. At any
+        other level the result is empty. The caller passes the counts to `count_contents`."""
         if self._commit_state.disk_level is not DiskLevel.NONE or not isinstance(command, Send):
             return ()
         transaction = session.transactions.get(command.transaction or "")

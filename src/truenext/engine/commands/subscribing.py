@@ -51,7 +51,6 @@ class Subscribing:
         pull_requests: PullRequests,
         browsing: BrowseTask,
     ) -> None:
-        """Needs seven parts, because each of these must be notified when a consumer begins or ends."""
         self._commit_state = state.commit_state
         self._events = state.commit_state.events
         self._memory = state.memory
@@ -256,7 +255,7 @@ class Subscribing:
         queues = self._wildcards.unsubscribe(consumer) if isinstance(consumer, Wildcard) else consumer.all_queues()
         for queue in queues:
             self._clients.remove_consumer(consumer, queue)
-            # Now, because nothing may look at the queue again until it is removed.
+            # Shrink now: without consumers, perhaps no dispatch frees the containers until the queue is removed.
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
         counts_attempt = not is_exempt and consumer.mode is not AckMode.AUTO

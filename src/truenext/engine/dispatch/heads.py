@@ -93,7 +93,7 @@ def cursor_head(cursor: ScanCursor, committed: int) -> Head:
 
 def group_cursor_head(cursor: GroupScanCursor, consumer: BrokerConsumer | None, committed: int) -> Head:
     """Return the head of a cursor's lane for a consumer; `consumer` is None for all consumers that own no group. Sets
-    `cursor.needs_refill` if a refill is needed to find the head."""
+    `cursor.needs_refill` if messages that the scan has skipped must be scanned again to find the head."""
     entry, must_wait = cursor.first_for(consumer)
     if entry is None:
         return Wait(SCANNING, 0) if must_wait else None

@@ -32,7 +32,8 @@ QUEUE_SHARE_MIN = 2
 """Number of messages that each queue may dispatch in a turn, even if very many queues have changed."""
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
-"""Service rank, messages held, last dispatch number, index among the queue's consumers, and the consumer."""
+"""Item of a heap of consumers, of which the first is served first: service rank, messages held, last dispatch number,
+index among the queue's consumers, and the consumer."""
 
 Deliveries = dict["BrokerConsumer", list["Entry"]]
 
@@ -140,7 +141,8 @@ class Dispatcher:
         return queue_dispatch.awaited_lane
 
     def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
-        """Return the search for the next messages of a queue's consumers, if these messages may differ."""
+        """Return a new dispatch of a queue whose consumers may have different next messages. Before that, free groups
+        of suspended consumers."""
         kind = QueueDispatch
         if queue.has_groups:
             kind = GroupedQueueDispatch
@@ -187,8 +189,8 @@ class Dispatcher:
         consumer_numbers: list[int],
     ) -> Lane | None:
         """Dispatch messages beyond the windows of express consumers, while no consumer has credit. Such a message is
-        more urgent than a whole window of messages that its consumer holds. Returns a lane that must be read first,
-        None if there is none."""
+        more urgent than a whole window of messages that its consumer holds. Returns the lane at which dispatch stopped,
+        because a message there may have to be read first; None if it stopped at none."""
         preferred = express_receivers(queue, consumers)
         for lane in queue.lanes:
             while lane.arrived or lane.requeued or lane.unread:

@@ -39,7 +39,8 @@ from truenext.model.limits import EXPIRED_PER_TURN
 from truenext.model.order import RANKS
 
 RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
-"""Service rank, messages held, last dispatch number, index among the consumers, and the consumer."""
+"""Item of a heap of consumers, of which the first is served first: service rank, messages held, last dispatch number,
+index among the consumers, and the consumer."""
 
 _BEST_RANK = RANKS[0]
 _last_ack_number = attrgetter("last_ack_number")
@@ -192,7 +193,7 @@ class QueueDispatch:
             to_query = []
             while offers and offers[0][3] is entry:
                 consumer_class = heappop(offers)[4]
-                # Else the class was searched for once more since.
+                # Otherwise a later search has replaced this offer.
                 if consumer_class.offered_entry is entry:
                     consumer_class.offered_entry = None
                     to_query.append(consumer_class)
@@ -297,7 +298,7 @@ class QueueDispatch:
         if wait.reason is COMMITTING:
             self._has_skipped_uncommitted = True
         elif wait.reason is READING and may_read:
-            # Whether it matches, and so blocks later messages, is known when it is read.
+            # The message must be read to know whether it matches, and so blocks later messages.
             self._page_reader.request_body(cursor.found[wait.sequence])
 
     def lane_head_for(self, consumer: BrokerConsumer, rank: int, *, may_read: bool = True) -> Head:

@@ -36,11 +36,11 @@ READ_AHEAD = 8
 """Maximum number of lanes of which pages are read at the same time for one wildcard consumer."""
 
 SEARCHES_PER_DISPATCH = 4
-"""Searches for the next messages of wildcard consumers that count as much in a turn as one dispatch."""
+"""Number of searches for wildcard consumers' next messages that use as much of a turn's budget as one dispatch."""
 
 _NO_LANE: Lane | None = None
-"""Constant None, typed as a lane or None. Assigned directly, a type checker would conclude that `awaited_lane` stays
-None, although the next call may set a lane."""
+"""Constant None, typed as a lane or None. If None itself were assigned to `awaited_lane`, a type checker would conclude
+that the attribute stays None, although the next call may set a lane."""
 
 
 class WildcardDispatch:
@@ -107,10 +107,9 @@ class WildcardDispatch:
         """Dispatch messages, always the one with the smallest key of all these queues first, until no consumer has
         credit, no message is ready, or the budget of the turn is spent.
 
-        `queues` are the queues that have changed, each with True if it has been searched since for its wildcard
-        consumers, by `update`. `wildcards` are the consumers that may have credit again. All other queues must be
-        unchanged since their last search. Returns the lanes that were reached; the next pages of these lanes may have
-        to be read.
+        `queues` are the queues that have changed; the value of a queue is True if `update` has searched it since.
+        `wildcards` are the wildcard consumers that may have credit again. All other queues must be unchanged since
+        their last search. Returns the lanes that were reached; the next pages of these lanes may have to be read.
         """
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
@@ -196,7 +195,7 @@ class WildcardDispatch:
         entries.append(entry)
         consumer_numbers.append(receiver.number)
         if entry.group:
-            # Its uncommitted messages may be another consumer's now.
+            # Uncommitted messages of the group may belong to another consumer now.
             self._first_uncommitted_cache.clear()
 
     def _query_again(self, queue: Queue, dispatched: Entry | None = None) -> None:
@@ -253,7 +252,7 @@ class WildcardDispatch:
             self._searched_last[queue_dispatch] = None
         if queue_dispatch is None or isinstance(queue_dispatch, GroupedQueueDispatch) is not queue.has_groups:
             queue_dispatch = self._queue_dispatches[queue] = self._dispatcher.new_queue_dispatch(queue)
-            # A queue that has groups since compares anew.
+            # Put the consumers into classes again, because the queue may have got groups since.
             self._classes_by_queue.pop(queue, None)
             self._searched_last[queue_dispatch] = None
         return queue_dispatch
@@ -311,8 +310,8 @@ class WildcardDispatch:
         return [one for one in self._first_by_source if isinstance(one, Wildcard)]
 
     def has_nothing_ready_for(self, wildcard: Wildcard) -> bool:
-        """Return whether a wildcard consumer has credit, and there is certainly no message ready for this consumer. A
-        search in this turn must have looked for the consumer's true next."""
+        """Return whether a wildcard consumer has credit, and there is certainly no message ready for this consumer.
+        Call this method only for consumers of `queried_wildcards`."""
         return self._first_by_source[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _query_wildcard(self, wildcard: Wildcard) -> None:
@@ -334,7 +333,8 @@ class WildcardDispatch:
                 continue
             has_nothing = queue.is_paused or receivers.exclusive not in (None, wildcard)
             queue_dispatch = self._queue_dispatch(queue)
-            # Without credit it could not be dispatched: if memory is short, it would be evicted and read for ever.
+            # Do not read for a consumer without credit: if memory is short, the message would be evicted before its
+            # dispatch, and read again for ever.
             may_read = wildcard.has_credit()
             for lane in queue.lanes:
                 rank = lane.rank

@@ -114,8 +114,9 @@ class Arrivals:
         return is_stored
 
     def may_accept_run(self, queue: Queue, count: int) -> bool:
-        """Return whether `count` messages without group and expiry may be accepted by `accept_run`: nothing but their
-        positions and their storing remains to be decided."""
+        """Return whether `accept_run` may accept `count` messages without group and expiry. It may not if the queue is
+        temporary, has selectors, groups or wildcard consumers, or has unread messages, or if sequences must be reserved
+        first."""
         commit_state = self._commit_state
         return (
             queue.observer is None
@@ -127,7 +128,7 @@ class Arrivals:
 
     def accept_run(self, queue: Queue, messages: Sequence[SentMessage]) -> bool:
         """Accept new messages with the same effect as one call of `accept` for each. All must be persistent, or all
-        transient. Call this method only if `may_accept_run`. Returns whether the messages are stored."""
+        transient. Call this only if `may_accept_run` is True. Returns whether the messages are stored."""
         commit_state = self._commit_state
         now_ms = commit_state.now_ms
         sequence = commit_state.next_sequence

@@ -85,7 +85,6 @@ class FailedMessage(NamedTuple):
     is_handled: bool
     """True if the message goes to a handler: it is no dead letter."""
     headers: dict[str, str]
-    """Headers of the message."""
 
 
 def dead_letter_queue(origin: str, policy: Policy) -> str:

@@ -51,9 +51,9 @@ from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
 
 _RELEASED = RequeueReason.RELEASED
-"""Constant, because very many messages may be requeued, and a look-up in the class would double the time of a line."""
+"""Copy of the enumeration's member, for speed: very many messages may be requeued at once."""
 _REPORT_TO = REPORT_TO.encode()
-"""Header as header lines have it; none of its characters is escaped there."""
+"""Name of the header as bytes, to find it in header lines. No character of the name is escaped there."""
 
 
 def by_queue(entries: Iterable[Entry]) -> list[Entry]:
@@ -90,18 +90,18 @@ class Settlement:
         self._topic_reports = topic_reports
         self._random = random
         self._dead_letters_left = DEAD_LETTERS_PER_TURN
-        """Messages that this turn may still dead-letter because they were given up."""
+        """Number of given-up messages that this turn may still dead-letter."""
 
     # ---- Completion ----
 
     def acknowledge(self, entry: Entry) -> bool:
-        """Acknowledge a message. Returns whether the store must remove the message, too."""
+        """Acknowledge a message. Returns whether answers to the client must wait until its removal is durable."""
         self._events.acknowledged(entry)
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
         """Complete an acknowledged, expired or moved message: free its memory and remove it from the store. Returns
-        whether the store must remove the message, too."""
+        whether answers to the client must wait until the removal is durable."""
         self._resident.unload(entry)
         if entry.lane.selected is not None:
             self._resident.forget_selected(entry)
@@ -157,7 +157,7 @@ class Settlement:
             self._resident.unload(entry)
             return
         has_failed = reason is not _RELEASED
-        # Before this dispatch there was none, or none that a program can have received.
+        # True if there was no earlier dispatch, or none that a program can have received.
         was_fresh = entry.deliveries == 1 or entry.start_state is NEVER_STARTED
         is_unseen = reports_started and was_fresh and entry.start_state is not STARTED
         entry.start_state = NEVER_STARTED if is_unseen else UNSTARTED
@@ -220,15 +220,15 @@ class Settlement:
     # ---- Dead letters and expiry ----
 
     def _give_up(self, entry: Entry, *, is_marked: bool = False) -> None:
-        """Dead-letter a message that is in no lane and has failed too often: at once, or later if it was evicted or
-        this turn dead-letters no more. Messages of one lane keep their order. With `is_marked`, a batch has the last
-        failure of the message already."""
+        """Dead-letter a message that is in no lane and has failed too often: at once, or later if its body was evicted
+        or this turn may dead-letter no more messages. Messages of one lane keep their order. `is_marked` is True if a
+        batch has the last failure of the message already."""
         if entry.message is not None and self._dead_letters_left > 0 and not self._resident.given_up:
             self._dead_letters_left -= 1
             self.dead_letter(entry)
             return
         if entry.store_batch is not None and not is_marked:
-            # If the broker ends before that, the next run moves the message when it reads it.
+            # If the broker ends before it dead-letters the message, the next run does so when it reads the message.
             mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
         self._resident.await_dead_letter(entry)
 
@@ -292,7 +292,7 @@ class Settlement:
         failed.sort(key=attrgetter("sequence"))
         self._resident.remove_entries(lane, failed)
         for entry in failed:
-            # Its mark says how often it has failed, unless it was stored only after that.
+            # The message's mark has its failures already, unless the message was stored only after these.
             self._give_up(entry, is_marked=entry.has_mark)
 
     def expire(self, entry: Entry) -> None:

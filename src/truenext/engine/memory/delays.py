@@ -47,7 +47,7 @@ class DelayedEntries:
         """Return how many milliseconds a stored message still waits; 0 if it is due. `due_ms` is its stored due time,
         of the wall clock."""
         if due_ms == DUE_NEVER:
-            # Rejected, in a queue that keeps its failures by now.
+            # The message was rejected, and by now its queue keeps failed messages.
             return 0
         # No delay is longer: if this one seems to be, the wall clock was wrong.
         commit_state = self._commit_state

@@ -1,4 +1,7 @@
-"""Entries by lane: entries that are in no lane, in the order in which they were added to those of their own lane."""
+"""Collection of entries that no container of their lane has any more, grouped by this lane.
+
+The entries of each lane are in the order in which they were added.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from truenext.engine.state.queue import Entry, Lane
 
 class EntriesByLane:
     def __init__(self) -> None:
-        # A dict would walk over all that was removed before its first.
+        # No dict: to find its first key, a dict walks over all keys removed at its front.
         self._by_lane: OrderedDict[Lane, OrderedDict[int, Entry]] = OrderedDict()
 
     def __bool__(self) -> bool:
@@ -57,11 +60,9 @@ class EntriesByLane:
         return () if entries is None else entries.values()
 
     def by_lane(self) -> Iterator[tuple[Lane, Iterator[Entry]]]:
-        """Yield each lane with its entries."""
         for lane, entries in self._by_lane.items():
             yield lane, iter(entries.values())
 
     def of_lane(self, lane: Lane) -> Collection[Entry]:
-        """Return the entries of a lane."""
         entries = self._by_lane.get(lane)
         return () if entries is None else entries.values()

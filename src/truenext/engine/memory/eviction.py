@@ -128,7 +128,7 @@ class Eviction:
         if memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR > 0:
             now = self._moment()
             if not (is_first_step or now == self._round_start):
-                # Messages of queues that are done may have arrived since, or become durable.
+                # In queues that are done, messages may have arrived or become durable since.
                 self._round, self._round_start = self._evict_largest_first(queues), now
                 return too_slow
             self._resident.nothing_evictable_at = now

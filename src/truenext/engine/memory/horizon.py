@@ -116,7 +116,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
     first, last = min(removed), max(removed)
     if not arrived or arrived[0].sequence > last or arrived[-1].sequence < first:
         return
-    # Rotated until the first of them is in front: entries before and after them are not touched.
+    # Rotated until the first removed entry is in front: entries outside of the removed range are not touched.
     at = bisect_left(arrived, first, key=attrgetter("sequence"))
     arrived.rotate(-at)
     remaining: list[Entry] = []

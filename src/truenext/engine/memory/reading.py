@@ -24,7 +24,7 @@ from truenext.model.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 from truenext.model.message import SentMessage
 
 GIVEN_UP_LANES_PER_TURN = 100
-"""Lanes of which one turn requests evicted messages that were given up."""
+"""Maximum number of lanes in which one turn requests the bodies of messages that were given up and evicted."""
 
 
 class LaneRead(StoreRead):

@@ -44,9 +44,10 @@ class ResidentSet:
         self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes must stay in memory until a page was applied."""
         self._first_failure: KnownCauses | None = None
-        """Causes of the message that was the last to fail for the first time with a cause."""
+        """Causes of the last message that had none before its failure. Other messages of the same NACK share them."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
-        """Value of `Eviction._moment` when all messages that could leave memory had left."""
+        """Value of `Eviction._moment` when all messages that could leave memory had left. Eviction runs again once this
+        value has changed."""
 
     # ---- Loading and unloading ----
 
@@ -109,7 +110,7 @@ class ResidentSet:
             self._set_causes(entry, append_cause(entry.causes, cause))
             return
         if known is None or known.last is not cause:
-            # Messages of one NACK share it.
+            # Messages of one NACK share the object.
             known = self._first_failure = append_cause(None, cause)
         self._set_causes(entry, known)
 
@@ -188,7 +189,7 @@ class ResidentSet:
         self.lanes_with_unread_in_memory[lane] = None
 
     def count_run(self, queue: Queue, count: int, size: int) -> None:
-        """Count new messages of which header and body have `size` bytes together."""
+        """Count `count` new messages, whose headers and bodies have `size` bytes in all."""
         size += count * ENTRY_BYTES
         self._memory.message_bytes += size
         queue.resident_bytes += size

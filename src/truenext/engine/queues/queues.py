@@ -68,7 +68,7 @@ class Queues:
         self._by_number: dict[int, Queue] = {}
         """Queues that the store may know, by number; ended queues are left out."""
         self._introduction_batches: dict[Queue, int] = {}
-        """For each queue that must be kept and is not durable yet: the batch that introduces the queue to the store."""
+        """For each queue that must be kept and is not durable yet: the batch that adds the queue to the store."""
         self._reservations = QueueReservations(self._memory)
         self._unused_finder = UnusedQueueFinder(self.by_name, self._commit_state, self._memory)
         self._no_removal_until_us = 0
@@ -310,7 +310,7 @@ class Queues:
     def create(self, destination: Destination) -> Queue:
         number = 0
         if destination.kind is DestinationKind.QUEUE:
-            # The store never knows the others.
+            # The store never knows queues of other kinds.
             number = self._numbers.allocate()
         queue = self._new_queue(destination, number)
         if destination.kind is DestinationKind.TEMPORARY:
@@ -379,11 +379,11 @@ class Queues:
 
     @property
     def introduction_batch(self) -> int:
-        """Last batch that introduces a queue to the store; 0 if all introductions are durable."""
+        """Last batch that adds a queue that must be kept to the store; 0 if all such queues are durable."""
         return max(self._introduction_batches.values(), default=0)
 
     def on_committed(self) -> None:
-        """Forget introductions that are durable."""
+        """Forget the batches of `_introduction_batches` that are durable."""
         if self._introduction_batches:
             committed = self._commit_state.last_committed
             self._introduction_batches = {

@@ -26,17 +26,18 @@ from truenext.model.pattern import is_pattern, matches
 from truenext.model.selector import Selector, compile_stored_selector
 
 CACHE_MAX = 65_536
-"""Cost of all kept routes, in subscriptions, above which all routes are dropped: routes of topics that get only one
-message must not fill memory."""
+"""Total cost of the kept routes above which all routes are dropped, so that routes of topics that get only one message
+do not fill memory. Each subscription of a route costs 1."""
 
 KEPT_ROUTE_COST = 16
-"""Cost of a kept route itself, in subscriptions."""
+"""Cost of a kept route, in addition to the cost of its subscriptions."""
 
 QUICK_SUBSCRIPTIONS_MAX = 128
-"""Number of subscriptions up to which queues are not found ahead, if no subscription has a selector."""
+"""Number of subscriptions, none with a selector, up to which the queues of a message are found in one step, when the
+message is accepted."""
 
 PIECE_NS = 250_000
-"""Nanoseconds that one step of a search ahead should take."""
+"""Nanoseconds that one step of a search for the queues of a message should take."""
 MATCH_NS = 1500
 """Approximate longest time, in nanoseconds, of matching a topic with a pattern of a few words."""
 
@@ -297,7 +298,7 @@ class RouteAhead:
 
 
 def _size(route: Route) -> int:
-    """Return the cost of a kept route, in subscriptions."""
+    """Return the cost of a kept route, which CACHE_MAX limits."""
     return KEPT_ROUTE_COST + len(route.subscriptions)
 
 

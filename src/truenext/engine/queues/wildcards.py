@@ -40,7 +40,7 @@ class Wildcards(BackgroundTask):
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
         """Messages that were not durable when accepted, by rank, in order of sequence. Some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
-        """Queues that have had consumers with express dispatch."""
+        """Queues that have had consumers with express dispatch, which get urgent messages beyond their window."""
         self._leaving: list[Wildcard] = []
         """Wildcard consumers that have ended and not left all their queues yet. Such a consumer has no credit."""
         self._left_at_once = 0

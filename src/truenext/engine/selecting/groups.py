@@ -126,8 +126,8 @@ class GroupOwnership:
         group. Called before each dispatch from `queue`, the queue of these groups."""
         for consumer, seen in self.suspended_owners.items():
             session = consumer.session
-            # A suspended consumer gets nothing: what it holds only leaves it, for good or for a transaction, which
-            # ends. So groups become free only if one of these numbers changes.
+            # A suspended consumer gets no messages. Messages that it holds are settled, or move to a transaction, which
+            # ends later. So a group can become free only after one of these numbers has changed.
             now = (len(consumer.held), session.transactions.ended_count)
             if now == seen:
                 continue

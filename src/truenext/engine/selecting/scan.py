@@ -37,7 +37,7 @@ class ComparisonBudget:
 
     def is_spent_for_requeued(self, has_groups: bool) -> bool:
         """Return whether no time is left to compare a requeued message. `has_groups` is True if its queue has groups.
-        One event may requeue very many messages, so a single call must suffice for each."""
+        A method of its own for speed, because one event may requeue very many messages."""
         return self._ns <= 0 and (has_groups or self._costly_ns <= 0)
 
     @property
@@ -97,7 +97,8 @@ class ScanCursor:
 
     @property
     def known_to(self) -> int:
-        """Sequence up to which all messages waiting in the lane were tested, deferred ones included."""
+        """Sequence up to which all messages waiting in the lane were tested, including requeued messages whose tests
+        were deferred."""
         selected = self.lane.selected
         if selected is None or selected.deferred is None:
             return self.tested_to

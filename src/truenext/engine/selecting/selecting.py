@@ -121,7 +121,8 @@ class QueueSelection:
                     self.unfinished_cursors.pop(cursor, None)
 
     def _restart_deferred(self) -> None:
-        """Restart all comparisons of the first deferred messages, because the scans have changed."""
+        """Let the first deferred message of each lane be compared with all scans again, because the scans have
+        changed."""
         for lane in self._deferred_lanes.values():
             _deferred_of(lane).compared_scans = 0
 
@@ -152,7 +153,7 @@ class QueueSelection:
         queue.observer, queue.has_groups = None, False
         for lane in queue.lanes:
             if lane.selected is not None:
-                # Else the next selection would wait for comparisons of which it does not know.
+                # Otherwise the lane's next selection would wait for comparisons that it never makes.
                 lane.selected.deferred = None
             lane.free_selected()
 
@@ -205,7 +206,7 @@ class QueueSelection:
             update_horizon(lane)
 
     def on_requeued(self, entry: Entry) -> None:
-        """Test a message that was requeued, or defer it if the time for comparisons in this pass is spent."""
+        """Test a message that was requeued. If the budget for comparisons is spent, defer the test."""
         budget = self._arrival_budget
         if budget.is_spent_for_requeued(self.groups is not None) or self._test_requeued(entry, budget) is not None:
             lane = entry.lane
@@ -301,7 +302,7 @@ class QueueSelection:
     def test_slice(self, cursor: ScanCursor, budget: ComparisonBudget) -> bool:
         """Test a slice of a cursor's lane. Returns whether the next messages must be read from the store."""
         lane = cursor.lane
-        # The others are next.
+        # Put the cursor at the end, so that the others are next.
         if self.unfinished_cursors.pop(cursor, _MISSING) is not _MISSING:
             self.unfinished_cursors[cursor] = None
         remaining = SCAN_MESSAGES_PER_TURN

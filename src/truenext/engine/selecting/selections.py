@@ -1,4 +1,4 @@
-"""Selections of all queues, and the order in which their scans continue.
+"""Selections (scans for selectors, and message groups) of all queues, and the order in which scans continue.
 
 A turn tests one slice of one queue. For all queues together, only one page is read at a time.
 """

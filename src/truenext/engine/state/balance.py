@@ -33,7 +33,8 @@ class DiskBalance:
         self._sends_of_copies: list[Send] = []
         """Sends to several queues. `_sent` does not include these, because the number of copies may still change."""
         self.shared_copies: dict[int, list[Entry]] = {}
-        """Acknowledged copies of contents that copies in other queues may share, by content number."""
+        """Acknowledged entries whose content other copies may share, by content number. The transaction frees a content
+        if it acknowledges all copies."""
 
     # ---- Bytes freed ----
 

@@ -23,7 +23,7 @@ from truenext.engine.state.wildcard import Wildcard
 from truenext.model.limits import HELD_MAX
 
 _NO_CONSUMERS = cast("list[QueueConsumer]", ())
-"""Shared by all queues that have only wildcard consumers."""
+"""Empty list, shared by all queues that have only wildcard consumers. It is a tuple, so that it cannot be changed."""
 _NO_EXCLUSIVES = cast("list[BrokerConsumer]", ())
 
 _number = attrgetter("number")
@@ -36,7 +36,7 @@ class QueueReceivers:
     consumers: list[QueueConsumer] = _NO_CONSUMERS
     """Consumers in order of subscription, and so of their numbers."""
     express: list[QueueConsumer] = _NO_CONSUMERS
-    """Consumers that have asked for express dispatch, in order of subscription."""
+    """Consumers that get urgent messages beyond their window (express dispatch), in order of subscription."""
     wildcards: Sequence[Wildcard] = ()
     """Wildcard consumers in order of subscription: a list, or a tuple of a single one, which queues share."""
     exclusives: list[BrokerConsumer] = _NO_EXCLUSIVES

@@ -23,10 +23,10 @@ from truenext.model.order import RANKS
 _AUTO = AckMode.AUTO
 
 SUSPENDED_WINDOW = -1
-"""Window of a suspended consumer: even one that holds nothing has no credit."""
+"""Window of a suspended consumer. Below 0, so that a consumer that holds no message has no credit either."""
 
 EXPRESS_MAX = 10
-"""Messages beyond its window that an express consumer may hold."""
+"""Number of messages beyond its window that a consumer with express dispatch may hold."""
 
 FRAME_BYTES = 200
 """Rough number of bytes that the broker adds to a message in its MESSAGE frame, without the subscription's name."""
@@ -207,7 +207,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
             return False
         if self.session.unsent_bytes >= self.memory.unsent_bytes_max or self.session.holds_too_much:
             return False
-        # Since the last dispatch messages have only left: as many of them are the same.
+        # Since the last dispatch, held messages were only removed: if their number is the same, so are the messages.
         state = (len(self.held), self.window, self.last_dispatch_number)
         if state != self._express_state:
             self._express_state, self._express_granted, self._express_refused = state, -1, len(RANKS)

@@ -86,8 +86,8 @@ class Producer(msgspec.Struct, gc=False):
 
     @property
     def is_unused(self) -> bool:
-        """Whether no number of the producer is known, because the producer was forgotten. A user's forgotten producer
-        must not begin again with the numbers that its name had before the broker had users."""
+        """Whether no number of the producer is known. Such a producer stands for a user's producer that was forgotten,
+        so that a new producer of this name does not copy the numbers that the name had before the broker had users."""
         return self.highest_send == self.highest_commit == NO_NUMBER and not self.resolved
 
     # ---- SENDs and COMMITs ----

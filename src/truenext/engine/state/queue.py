@@ -90,7 +90,7 @@ class StartState(Enum):
     UNSTARTED = auto()
     """The current dispatch is not started. An earlier dispatch may have reached a program, or there was none."""
     NEVER_STARTED = auto()
-    """No dispatch was started, and clients that report started dispatches have ended all earlier dispatches."""
+    """No dispatch so far was started, and all earlier dispatches went to clients that report started dispatches."""
     STARTED = auto()
     """The client has reported the current dispatch as started."""
 
@@ -165,7 +165,7 @@ class DeferredEntries:
         self._entries: dict[int, Entry] = {}
         self._heap: list[int] = []
         self.compared_scans = 0
-        """Number of scans with which the first entry was compared so far."""
+        """Number of scans (searches for messages of one selector) with which the first entry was compared so far."""
         self.was_in_memory = True
         """Whether the first entry was in memory when it was compared. When this changes, all comparisons of the entry
         are repeated."""
@@ -218,7 +218,6 @@ class SelectedEntries:
     """Number of pages that are being read for selectors. While there are any, entries stay in `unread_in_memory`,
     because the pages may lack these entries."""
     horizon_rise_count: int = 0
-    """Number of times that the horizon moved up."""
     body_reads: set[int] = field(default_factory=lambda: NO_SEQUENCES)
     """Sequences of selected entries whose bodies are being read."""
     deferred: DeferredEntries | None = None
@@ -712,8 +711,8 @@ class Queue:
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
     """Return whether a message must be dead-lettered. That is so if it has failed too often or was rejected, unless its
-    queue keeps failed messages. `attempts` includes the last failure; `due` is the due time of an entry, or of its
-    mark."""
+    queue keeps failed messages. `attempts` includes the last failure. `due` is the due time of the entry or of its
+    mark, DUE_NEVER after a rejection."""
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
@@ -725,7 +724,7 @@ def is_expired(message: SentMessage | None, now_ms: int) -> bool:
 class RequeueReason(Enum):
     """Reason for requeueing a message (docs/reference/history.md). All but RELEASED count as an attempt."""
 
-    # Enum's own is a function in Python, and is needed for each requeued message.
+    # Enum's own `__hash__` is a slow function in Python, and would be called for each requeued message.
     __hash__ = object.__hash__
 
     NACKED = "nacked"

@@ -74,12 +74,12 @@ class Wildcard(BrokerConsumer):
         has_dead_letter_prefix = name.startswith(DEAD_LETTER_PREFIX)
         if queue.holds_dead_letters and not has_dead_letter_prefix:
             return False
-        # Only a pattern with their own first word matches these.
+        # Only a pattern that begins with the same word matches such a queue.
         is_special = has_dead_letter_prefix or name.startswith(SPARK_PREFIX) or virtual_topic(name)
         return not is_special or not is_pattern(self.pattern_words[0])
 
     def set_head(self, queue: Queue, rank: int, sequence: int) -> None:
-        """Set the sequence of the consumer's head in a lane; NO_HEAD removes it."""
+        """Set the sequence of the consumer's head (its next message) in a lane; NO_HEAD removes the head."""
         heads_of_rank = self._head_sequences[rank]
         if heads_of_rank.get(queue, NO_HEAD) == sequence:
             return
@@ -97,5 +97,6 @@ class Wildcard(BrokerConsumer):
         self._push_count += len(heads_of_rank)
 
     def head_at(self, queue: Queue, rank: int) -> int:
-        """Return the sequence of the consumer's head in a lane. NO_HEAD if there is none, or the queue was removed."""
+        """Return the sequence of the consumer's head (its next message) in a lane. NO_HEAD if there is none, or the
+        queue was removed."""
         return self._head_sequences[rank].get(queue, NO_HEAD)

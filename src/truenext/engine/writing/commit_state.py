@@ -208,8 +208,8 @@ class CommitState:
         assert batch.number > self.last_committed
         self.last_committed = batch.number
         if not batch.is_empty() or batch.number in self.waiting_queues:
-            # A batch that changes nothing, and for which no message waits, has no event: that would cause another such
-            # batch, for ever.
+            # A batch that changes nothing, and for which no message waits, gets no event: the event would cause another
+            # such batch, for ever.
             self.events.on_committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit

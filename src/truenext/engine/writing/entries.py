@@ -17,14 +17,14 @@ from truenext.model.record import content_key, encode_record, encode_reference, 
 
 
 def introduce_queue(batch: Batch, queue: Queue) -> None:
-    """Introduce a queue to the store, even if it is empty."""
+    """Introduce a queue, empty or not, to the store: add its number and name to the batch."""
     queue.is_known_to_store = True
     batch.queues[queue.number] = queue.name
     batch.size += len(queue.name)
 
 
 def put(batch: Batch, entry: Entry) -> None:
-    """Store a message with this batch, and introduce its queue if the store does not know the queue."""
+    """Store a message with this batch. If the store does not know the queue, add the queue to the batch, too."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
         introduce_queue(batch, queue)
@@ -138,9 +138,10 @@ def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
 
 # ---- Copies of one message: a large content is stored once for all of them ----
 #
-# The content of persistent copies is persistent, that of transient ones transient: after a crash the one is there with
-# all its references, and the other is gone with them. So a message may have two, and their numbers must differ: the
-# persistent one has the sequence of the first copy, the transient one that of the last copy that refers to it.
+# Persistent copies share a persistent content, transient copies a transient content. A crash keeps the persistent
+# content with all its references, and drops the transient content with all of its own. So a message may have two
+# contents, whose numbers must differ: the persistent content has the sequence of the first copy as its number, the
+# transient content that of the last copy that refers to it.
 
 
 class ContentNumbers(NamedTuple):

@@ -69,7 +69,8 @@ _RETURNED_CODES = {reason: REASONS.index(reason.value) for reason in RequeueReas
 
 
 def _reason_codes(wait: str) -> dict[RequeueReason | None, int]:
-    """Return the code of each reason. The key None is for a message from a page, whose failure was logged before."""
+    """Return the codes of the event that a message waits for its next try, by reason of its failure. `wait` is DELAYED
+    or BLOCKING. The key None is for a message from a page, whose failure was logged before."""
     failures = (reason for reason in RequeueReason if reason is not RequeueReason.RELEASED)
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
@@ -165,9 +166,9 @@ class EventLog:
         transaction."""
         queue = entry.lane.queue
         if queue.number:
-            # A client acknowledges one message and starts the next. So that neither ends the other's block, started
-            # events have their own, written before the open one. The open one must have nothing but acknowledged
-            # messages then: they are gone.
+            # A client acknowledges one message and starts the next, again and again. So that acknowledged and started
+            # events do not end each other's block, started events have a block of their own. It is written before
+            # the open block, which must then have only acknowledged events: their messages are gone.
             if self._block_kind not in (-1, _ACKNOWLEDGED) or (
                 self._started_entries and self._started_entries[0].lane.queue is not queue
             ):

@@ -192,7 +192,7 @@ def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, 
 
 @contextmanager
 def timed(progress: ProgressCallback, step: str) -> Iterator[None]:
-    """Report the duration of a block, unless it raises."""
+    """Report the duration of a `with` block to `progress`, unless the block raises."""
     started = time.monotonic()
     yield
     progress(step, time.monotonic() - started)

@@ -25,7 +25,7 @@ SPARK_LOG = "spark.log"
 """Name of the file with Java's output, in the folder of the tables."""
 
 SHOWN_ROWS_MAX = 200_000
-"""Largest number of rows of a table that are read for the page. The Parquet files have all rows."""
+"""Largest number of rows of a table that are read for the HTML page. The Parquet files have all rows."""
 
 
 def run_audit(folders: Sequence[Path | str], *, out: Path | None = None, **options: Any) -> list[Verdict]:

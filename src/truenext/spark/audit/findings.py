@@ -15,7 +15,8 @@ the dispatched message overtook a message of equal priority and smaller sequence
 
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
-    """Return one row for each violation: the dispatched message, its consumer, the event, and the overtaken message."""
+    """Return one row for each violation of the order of dispatch: the dispatched message, its consumer, the event, and
+    the overtaken message."""
     return _found(
         sweep_rows,
         F.col("kind").isin(*ORDER_KINDS),

@@ -13,7 +13,7 @@ ACCURACY = 10_000
 """Accuracy of percentiles: their rank is wrong by at most a 10,000th of the number of messages."""
 
 MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold"}
-"""Column of the sweep's rows for each measure. Its values are microseconds."""
+"""Column of the sweep's rows (sweep.py) for each measure. Its values are microseconds."""
 
 
 def latency(sweep_rows: DataFrame) -> DataFrame:

@@ -88,7 +88,7 @@ class StartFlag(IntEnum):
     CLEAN = 1
     """The run before stopped cleanly, so its transient messages still exist."""
     CONTINUED = 2
-    """The history has the run before."""
+    """The history also has the events of the run before."""
     RECOVERED = 4
     """The run finished its recovery, so a queue without an event `recovered` had no messages."""
     COMPLETE = 8
@@ -151,7 +151,8 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     """State of one consumer, as far as the history shows it."""
 
     window: int
-    """Number of messages that the consumer may hold, if known. With SELECTOR_WINDOW, the audit assumes 0."""
+    """Number of messages that the consumer may hold, if known. With SELECTOR_WINDOW the audit never takes the consumer
+    for free."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
     """Number of messages that the consumer has requested, and that were not delivered yet."""
@@ -208,8 +209,8 @@ class Finding(msgspec.Struct, gc=False):
 
 
 class RemovedMessages:
-    """Codes of the events that ended the removed messages. An array has one byte for each of 65536 sequences. Few of
-    these bytes are unused, since the sequences of messages are close together."""
+    """Code of the event that ended each removed message. Arrays have one byte for each sequence, 65536 in each array.
+    Few bytes are unused, because the sequences of messages are close together."""
 
     __slots__ = ("pages",)
 

@@ -64,8 +64,9 @@ class QueueAudit:
         self.group_lanes: dict[int, list[list[int]]] = {}
         """Lanes of each group, by the group's hash. `lanes` has only messages without a group."""
         self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
-        """For each priority, a heap of sequences that are being committed and are not in `lanes`: messages of groups,
-        and messages that were being committed when a gap came. Committed ones are dropped when they become the head."""
+        """For each priority, a heap of the sequences of messages that are being committed and are not in `lanes`:
+        messages of groups, and messages that were being committed when a gap came. Sequences of committed messages are
+        dropped when they become the head."""
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """For each priority, the lanes of all higher priorities, the highest first."""
         self.committing: list[tuple[int, int]] = []
@@ -320,7 +321,8 @@ class QueueAudit:
             head = self.head(lane)
             if head is not None and head.visible_event <= event and not self.waits_for_commit(head, event):
                 equal = self.head(plain)
-                # A message without a group that is being committed holds it back; a visible one was overtaken itself.
+                # An earlier message without a group holds `head` back while it is being committed. Once visible, that
+                # message itself was overtaken.
                 if equal is None or equal.sequence > head.sequence:
                     self.add_finding("inversion", event, at, message, consumer, overtaken=head)
                     return
@@ -729,7 +731,8 @@ class QueueAudit:
             self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
-        """Record the depth. The caller calls this for each event whose `tick` has none of the bits of `mask`."""
+        """Record the numbers of waiting and held messages. The caller calls this only if `tick & mask` is 0. `mask`
+        grows with the number of depths, so that at most POINTS_MAX are kept, at regular distances."""
         self.depth_points.append((event, at, self.waiting, self.held))
         if len(self.depth_points) > POINTS_MAX:
             del self.depth_points[::2]

@@ -19,8 +19,8 @@ def block() -> Column:
 
 
 def blocks(events: DataFrame) -> DataFrame:
-    """Return one row for each run and block, with `events`, `first`, `last`, `last_at`, `started_event`, `started_at`,
-    `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns."""
+    """Return one row for each run and block of 65,536 event numbers, with `events`, `first`, `last`, `last_at`,
+    `started_event`, `started_at`, `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(

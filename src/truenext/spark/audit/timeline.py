@@ -225,7 +225,7 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
             F.col("started_at").alias("at"),
             F.lit(int(EventCode.RUN_STARTED)).alias("code"),
             flags.alias("number"),
-            # When the run before was last heard of.
+            # Time of the last event of the run before.
             F.col("previous_at").alias("visible_at"),
         )
     )

@@ -109,7 +109,7 @@ class BrokerConnection:
         try:
             if kind is None or not issubclass(kind, (ConnectionLost, OSError)):
                 with contextlib.suppress(ConnectionLost, Refused):
-                    # After its receipt all messages have returned that this connection held.
+                    # Once its receipt has come, the broker has requeued all messages that this connection held.
                     self.call("DISCONNECT", {})
         finally:
             self.close()
@@ -257,9 +257,9 @@ class BrokerConnection:
                 return None
 
     def answer(self, subscription: str, what: str = "answer") -> Frame:
-        """Return the next MESSAGE of a subscription. If no MESSAGE comes in time, an error is raised; `what` says there
-        what the broker does not do, such as `show /queue/a`. After a pull that does not wait, a MESSAGE always comes:
-        with a message, or with the notice that none is ready.
+        """Return the next MESSAGE of a subscription. After a pull that does not wait, a MESSAGE always comes: with a
+        message, or with the notice that none is ready. `what` completes the error "the broker does not ...", for
+        example `show /queue/a`.
 
         Raises: Refused with the first refusal that was not raised yet; ConnectionLost if no MESSAGE comes in time
         """

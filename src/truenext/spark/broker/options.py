@@ -53,13 +53,13 @@ class GivenOptions:
         self._given = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in names}
         if "password" in self._given:
-            # Without the value.
+            # The error does not repeat the password.
             raise ConfigurationError(
                 "option password: Spark shows options in its plans of queries; put the password into the first line of "
                 "a file, and set the option passwordFile"
             )
         if "option.url" in self._given:
-            # Spark gives this to CREATE TABLE only, beside the option itself.
+            # Spark passes this name only for CREATE TABLE, in addition to `url`.
             raise ConfigurationError(
                 "CREATE TABLE cannot use truenext: Spark would give its options neither to SELECT nor to INSERT. Use "
                 "CREATE TEMPORARY VIEW name USING truenext OPTIONS (...)"

@@ -33,7 +33,7 @@ class TlsStream:
         self._tls = TlsSocket(sock, context, host=host)
         self._timeout_s = sock.gettimeout() or 0.0
         for _ in handshake_steps(sock, self._tls):
-            # The socket waits within the step.
+            # The step itself has waited for the socket.
             pass
         sock.setblocking(False)
 

@@ -30,7 +30,7 @@ class WrittenDrafts(WriterCommitMessage):
     too."""
 
     id: str
-    """Field `SinkQueues.id` of the query."""
+    """Id of the query or batch write (`SinkQueues.id`)."""
     drafts: tuple[Draft, ...]
 
 

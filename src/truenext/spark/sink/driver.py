@@ -120,7 +120,7 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
     """
     deadline = monotonic() + HELD_SECONDS
     while (decision := read_decision(broker, queues)) is None and any(count(broker, queues.decisions)):
-        # A dying driver may still hold it in a transaction.
+        # A dying driver may still hold the decision in a transaction.
         if monotonic() >= deadline:
             raise HeldByAnother(
                 f"another connection has held the message of {queues.decisions} for {HELD_SECONDS:g} s: if there is a "

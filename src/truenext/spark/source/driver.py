@@ -59,9 +59,9 @@ class SourceDriver:
             broker.__exit__(None)
 
     def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
-        """Return the end of the next batch, which has at most `rows` rows; with None, a row for each waiting message.
-        Return None if no message is ready. With `waits` the call waits at most READY_SECONDS for a message; while fewer
-        than `rows_min` messages wait, and `delay_max_s` is not over, it returns None.
+        """Return the end of the next batch; None if no message is ready. The batch has at most `rows` rows; if `rows`
+        is None, one for each waiting message. With `waits` the call waits at most READY_SECONDS for a message, and
+        returns None while fewer than `rows_min` messages wait and `delay_max_s` is not over.
 
         The batch that ends with `start` is done. Its bundles are cleared first, even if `rows` is 0.
 
@@ -158,7 +158,7 @@ class SourceDriver:
             bytes=options.bytes_max if rows is not None else 1 << 60,
         )
 
-    # ---- Is anything ready? ----
+    # ---- Probes for ready messages ----
 
     def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
         """Return whether a message is ready: pull one message from each queue, and release them. This counts a delivery
@@ -177,7 +177,7 @@ class SourceDriver:
             if waits or len(answers) == len(self._probes):
                 break
         if waits and (unanswered := [probe for probe in self._probes if probe not in answers]):
-            # No message follows the answer to this.
+            # Withdraws the open requests. No message follows the broker's answer to this.
             for probe in unanswered:
                 broker.pull(probe, 0, correlation=round_)
             for frame in self._probe_answers(broker, round_, ANSWER_SECONDS):
@@ -227,7 +227,7 @@ class SourceDriver:
             rows += parse_bundle_head(last[0].headers).task_rows if last else end.share(partition)[0]
         return rows
 
-    # ---- The mark, and what is behind it ----
+    # ---- The mark, and clearing of batches ----
 
     def _check_not_cleared(self, broker: BrokerConnection, end: Offset) -> None:
         mark = self._read_mark(broker, end)
@@ -245,8 +245,8 @@ class SourceDriver:
             purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
 
     def _read_mark(self, broker: BrokerConnection, offset: Offset) -> int:
-        """Return the last batch of the query that is done. By the checkpoint, this is the batch before `offset`, or a
-        later one.
+        """Return the number of the last batch of the query that is done. By Spark's checkpoint, this is the batch
+        before `offset`, or a later one.
 
         Raises: Superseded if the offset belongs to another queue or broker, or to a state that this broker has lost
         """
@@ -258,7 +258,7 @@ class SourceDriver:
             )
         deadline = monotonic() + RETURN_SECONDS
         while (mark := read_mark(broker, offset.mark_queue)) < offset.batch - 1:
-            # A dead driver may still hold it in a transaction.
+            # A dead driver may still hold the mark in a transaction.
             if monotonic() >= deadline:
                 raise Superseded(
                     f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {offset.batch}: "

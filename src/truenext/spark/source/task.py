@@ -123,7 +123,7 @@ class _Task:
             )
         if not self.is_done:
             yield from self._take(broker)
-        # One task of each source is enough: both have written a bundle before they look for the other's.
+        # One task of each source is enough: each source writes a bundle before it searches for bundles of the other.
         if self._plan.partition == 0 and self._plan.query:
             self._check_only_source(broker)
 

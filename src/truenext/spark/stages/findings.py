@@ -23,8 +23,8 @@ SENTENCES = {
 
 
 def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> DataFrame:
-    """Return one row for each message and finding. `last_gap` is the number of the last event that the history lacks; 0
-    if it lacks none."""
+    """Return one row for each contradiction and message. `last_gap` is the number of the last event that the history
+    lacks; 0 if it lacks none."""
     parts = (
         joined.transform(_unacknowledged, last_gap),
         joined.transform(_not_recorded, processes),
@@ -144,10 +144,10 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
-    """Return messages that a stage has sent although the message it was processing was never acknowledged. Both must
-    happen in one commit. A message that was dead-lettered, handled or moved is no finding: it may have been completed
-    under another sequence. Messages of exactly-once stages are no finding either, because any process may send these
-    once the SQL is committed.
+    """Return messages that a stage has sent although the message that it processed was never acknowledged. Sends and
+    acknowledgement belong to one commit. A processed message that was dead-lettered, handled or moved is no finding: it
+    may have been completed under another sequence. Messages of exactly-once stages are no finding either, because any
+    process may send these once the SQL is committed.
     """
     parents = (
         joined.where("message is not null and queue is not null")

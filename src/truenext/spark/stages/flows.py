@@ -8,7 +8,7 @@ from truenext.spark.stages.schema import DONE, OUTCOMES
 SLOWEST_MAX = 50
 """Number of slowest flows on the page."""
 GIVEN_UP_MAX = 50
-"""Number of flows on the page in which messages were given up: the latest of these flows."""
+"""Number of flows with given-up messages on the page. The latest ones are shown."""
 RUNS_MAX = 60
 """Largest number of executions of one flow on the page."""
 

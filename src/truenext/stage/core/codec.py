@@ -115,7 +115,7 @@ class Codec(Generic[T]):
 
 
 EMPTY = msgspec.Raw(b"{}")
-"""JSON of an empty object: every field then has its default."""
+"""JSON of an empty object. In the decoded value, each field has its default."""
 
 
 def encode_any(value: object) -> msgspec.Raw:

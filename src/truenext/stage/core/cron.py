@@ -58,7 +58,8 @@ class PresentCron(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     zone: str = ""
     queue: str = ""
-    """Queue of the scheduled send. The broker's answer does not name it."""
+    """Queue of the scheduled send, set by `truenext stages cron`, since the broker's answer does not name it; otherwise
+    empty."""
 
     @property
     def name(self) -> str:
@@ -108,7 +109,7 @@ def new_cron_flow(service: str, name: str, cron: str, zone: str, to: Endpoint[An
 
 
 def present_selector(service: str) -> str:
-    """Return the selector of a service's cron flows among scheduled sends."""
+    """Return the selector that finds a service's cron flows among the scheduled sends of a queue."""
     return f"{SERVICE_HEADER.replace('-', '_')} = '{service}'"
 
 

@@ -45,8 +45,8 @@ class Endpoint(Generic[M, R]):
     service is a `LocalEndpoint`: either a `StatelessEndpoint` or a `StatefulEndpoint`."""
 
     def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
-        """Create an endpoint for `Service.remote`, `Service.endpoint` and their kind. Raises: DefinitionError if the
-        name or a type is invalid"""
+        """Create an endpoint for a method such as `Service.remote`. Raises: DefinitionError if the name or a type is
+        invalid"""
         self.name = name
         self.destination = f"/queue/{name}"
         self.takes = Codec(takes, f"the message of {name}")
@@ -87,7 +87,7 @@ class StageOptions(TypedDict, total=False):
 
     concurrency: int | None
     """Number of messages that a stage processes at once, 1 to 1,000. In addition, it processes the same number of
-    interactive messages. By default 8."""
+    interactive messages (a caller waits for their flow). By default 8."""
     attempts: int | None
     """Number of failures, 1 or more, after which a message becomes a dead letter. If the policy of the queue has a
     lower number, the lower number counts. By default the policy alone counts."""
@@ -153,9 +153,9 @@ class Stage:
     next_stage: Stage | None = None
     """Next stage of the endpoint; None for the last stage, and for the stage of `on_failure`."""
     handles_failures: bool = False
-    """True for the stage of `on_failure`."""
+    """True for the stage that handles failures of the endpoint's requests (`on_failure`)."""
     keeps_replies: bool = False
-    """True for the stage that keeps replies, and gets reports, too."""
+    """True for the stage that writes kept replies to the database. It also gets reports of failed flows."""
 
     def __post_init__(self) -> None:
         """Read the signature. Raises: DefinitionError if the function is invalid"""
@@ -201,7 +201,7 @@ class LocalEndpoint(Endpoint[M, R]):
         self.stages_in_order: list[Stage] = []
         """Stages that run one after the other, without the stage of `on_failure`."""
         self.failure_stage: Stage | None = None
-        """Stage of `on_failure`; None without one."""
+        """Stage that handles failures of the endpoint's requests (`on_failure`); None without one."""
         self._register = register
 
     def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
@@ -262,8 +262,7 @@ class LocalEndpoint(Endpoint[M, R]):
         return self.stages_in_order if self.failure_stage is None else [*self.stages_in_order, self.failure_stage]
 
     def stage_at(self, destination: str) -> Stage | None:
-        """Return the stage with this destination; None if the endpoint has no such stage, or if this is the destination
-        of its stage of `on_failure`."""
+        """Return the stage with this destination; None if there is none. The stage of `on_failure` is left out."""
         return next((each for each in self.stages_in_order if each.destination == destination), None)
 
     @property
@@ -359,12 +358,13 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
         """Decorate the function that handles failures of this endpoint's requests: `@place.on_failure`, or
         `@place.on_failure(attempts=3)`. It is to the endpoint's requests what an `except` block is to calls.
 
-        A message that a requested endpoint, or an endpoint that it requests, cannot process does not become a dead
-        letter. The message goes to this stage, whose queue is `ENDPOINT.stage.on_failure`. Its first parameter is the
-        `Failure`; the others are those of any other stage. It may call `flow.next` with a message for the stage that
-        waits for the reply, request anew, reply, or go to another endpoint. If the stage uses none of these calls, the
-        flow ends there. If this stage itself fails, the next endpoint with `on_failure` handles the failure; if there
-        is no such endpoint, the message becomes a dead letter.
+        If a requested endpoint cannot process a message, the message does not become a dead letter. The message goes to
+        this stage, whose queue is `ENDPOINT.stage.on_failure`. The same holds for endpoints that the requested endpoint
+        requests in turn. The first parameter of the function is the `Failure`; the others are those of any other stage.
+        The stage may call `flow.next` with a message for the stage that waits for the reply, request anew, reply, or go
+        to another endpoint. If the stage uses none of these calls, the flow ends there. If this stage itself fails, the
+        next endpoint with `on_failure` handles the failure; if there is no such endpoint, the message becomes a dead
+        letter.
 
         The stage does not handle failures of the endpoint's own stages. It also handles failures of flows that name
         this endpoint as their `reply_to`.
@@ -475,7 +475,8 @@ class StatefulStageDecorator(Protocol[R, S]):
 
 
 def _decorate(function: Callable[..., Any] | None, add: Callable[[Callable[..., Any]], None]) -> Any:
-    """Add the decorated function. Return it; without a function, return the decorator."""
+    """Add `function` as a stage by a call of `add`, and return it. If `function` is None, return a decorator that does
+    so."""
 
     def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
         add(decorated)

@@ -125,8 +125,8 @@ def decode_envelope(body: bytes) -> Envelope:
 
 def as_occurrence(envelope: Envelope, due: str | None) -> Envelope:
     """Return the envelope of one occurrence of a recurring message. `due` is the header `truenext-due`. The ids are
-    made of it, so an occurrence has the same ids even if two schedules send it. A message without this header was not
-    scheduled, and keeps its ids."""
+    derived from `due`, so an occurrence has the same ids even if two schedules send it. A message without this header
+    was not scheduled, and keeps its ids."""
     if due is None:
         return envelope
     id = occurrence_id(envelope.id, int(due))
@@ -172,13 +172,14 @@ def is_dead_lettering(address: str) -> bool:
 
 
 def failure_handlers(waiting: list[ReplyTo]) -> tuple[str, ...]:
-    """Return the queues that handle a failure, the nearest first, at most HANDLERS_MAX."""
+    """Return the queues that handle a failure of the message: those of the last waiting address first, at most
+    HANDLERS_MAX."""
     return tuple(each.failure for each in reversed(waiting) if each.failure)[:HANDLERS_MAX]
 
 
 def report_address(waiting: list[ReplyTo]) -> str:
-    """Return the queue or topic that gets a report if the message becomes a dead letter: that of the nearest waiting
-    address; empty if none wants reports."""
+    """Return the queue or topic that gets a report if the message becomes a dead letter: the `report` of the last
+    waiting address that has one; empty if none has one."""
     return next((each.report for each in reversed(waiting) if each.report), "")
 
 

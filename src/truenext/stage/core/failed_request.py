@@ -1,9 +1,9 @@
 """Failed request: makes the message of an `on_failure` stage from a message that another stage could not process, and
 the message of a kept failure from a report.
 
-The broker moves the failed message as it is, so its envelope is that of the stage that failed: its `waiting` has the
-whole stack of requests. The header `truenext-on-failure` has the handlers that come after this one, which shows to
-which request of the stack this handler belongs.
+The broker moves the failed message unchanged, so its envelope is the envelope for the stage that failed: its `waiting`
+has the whole stack of requests. The header `truenext-on-failure` has the handlers after this handler. Their number
+shows to which request of the stack this handler belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from truenext.stage.core.failure import FAILURE, HANDLED, failure_of
 
 
 def reported_failure(headers: Mapping[str, str]) -> Envelope:
-    """Return an envelope for the stage that keeps replies, made of a report, which has no body."""
+    """Return an envelope for the stage that keeps replies, made of the headers of a report. A report has no body."""
     id = headers.get("correlation-id", "")
     return Envelope(
         version=VERSION,

@@ -20,8 +20,8 @@ REPORT: Final = "report"
 HANDLED: Final = "handled"
 
 SHOWN_MAX = 65536
-"""Longest text of an error, in characters, that is logged with a traceback. Of a longer text only the beginning is
-logged."""
+"""Longest text of an error, in characters, that is logged with a traceback. If the text is longer, only its beginning
+is logged."""
 _PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
 _LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 """First parts of the paths of truenext's and of Python's own files. Other files are the program's."""
@@ -45,7 +45,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def failure_of(headers: Mapping[str, str]) -> Failure:
-    """Return the failure that the headers of a report or a handled message describe."""
+    """Return the failure that the headers describe. `headers` are those of a report, or of a failed message that the
+    broker has moved to its handler."""
     attempts = headers.get("truenext-original-attempts", "0")
     return Failure(
         stage=headers.get("truenext-original-destination", "").removeprefix("/queue/"),

@@ -37,8 +37,8 @@ class FlowOptions(TypedDict, total=False):
     The time begins when the broker has the message; with `initiate(session)`, when the database has it. `ask`
     allows a delay only with a key."""
     at: datetime
-    """Time at which the first message is due, with a time zone. A past time is now. Not together with `delay`. `ask`
-    allows it only with a key."""
+    """Time at which the first message is due, with a time zone. A past time counts as now. Not together with `delay`.
+    `ask` allows it only with a key."""
     properties: Mapping[str, Any]
     """Values that JSON can hold, for all stages of the flow. If a stage starts the flow, they are added to the
     properties of the stage's flow."""

@@ -52,12 +52,13 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     """Number of messages that the stage processes now."""
     waits_for_database: bool
-    """True while the stage takes no messages because the database is away."""
+    """True while the stage takes no messages because the database is unavailable."""
     broker_wait_reason: str
     """Reason why the broker does not deliver messages yet; empty if it delivers, or if the stage waits for the
     database."""
     without_progress_s: float
-    """Seconds since a message of the stage last ended; 0 while the stage processes no message."""
+    """Seconds since the stage last finished a message, or received one while it was idle; 0 while it processes no
+    message."""
     end_reason: str
     """Reason why the stage has stopped consuming; empty while it consumes."""
 

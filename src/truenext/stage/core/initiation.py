@@ -62,7 +62,7 @@ class Initiation:
             reply_state: State for the first stage of `reply_to`; None is the default of the state's type.
             state: State for the first stage of `to`; None is the default of the state's type.
             keep_reply: True to keep the reply, or the failure, for `Service.reply` with the key of the initiation, for
-                7 days. One flow of `initiate(session, key=...)` can do so.
+                7 days. Only one flow of `initiate(session, key=...)` can keep its reply.
             **options: Options of the flow (`FlowOptions`).
 
         Raises: FlowError if an argument is invalid, or the block has ended

@@ -69,7 +69,7 @@ def _check_length(name: str) -> None:
 
 
 def replies_queue(service: str) -> str:
-    """Return the queue to which replies and failures go that the service keeps."""
+    """Return the queue for the replies and failures that the service keeps."""
     return f"{service}.replies"
 
 
@@ -120,7 +120,7 @@ def inbox_id(service: str, queue: str, message_id: str) -> str:
 
 
 def key_id(service: str, key: str) -> str:
-    """Return the id of a key of initiations."""
+    """Return the id of a key: a hash of the service's name and of the text under which a program starts flows once."""
     return inbox_id(service, " key", key)
 
 

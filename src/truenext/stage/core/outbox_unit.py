@@ -68,7 +68,6 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refused: str = ""
     """Reason why the broker refused another message, if this message replaces that one; otherwise empty."""
     delay: Delay | None = None
-    """Delay of the message; None if it has none."""
     report_to: str = ""
     """Queue or topic that gets a report if the message becomes a dead letter; empty without reports."""
     report_id: str = ""
@@ -78,7 +77,7 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """True if the message has no refusal, times, report and handlers."""
+        """True if the message has no refusal, expiry, time to live, delay, report or failure handlers."""
         return not (
             self.refused
             or self.expires_ms

@@ -77,8 +77,8 @@ class Output:
     __slots__ = ("_ids", "_seed", "after_commit", "is_closed", "outgoing", "sender")
 
     def __init__(self, seed: str, sender: str) -> None:
-        """Create an empty output. The ids of its messages are derived from `seed`. A stage's seed is made of the ids of
-        its message and queue, so each run of the stage with the same message makes the same ids."""
+        """Create an empty output. The ids of its messages are derived from `seed`. A stage's seed is made of the id of
+        its message and of its queue, so each run of the stage with the same message makes the same ids."""
         self._seed = seed
         self._ids = 0
         self.sender = sender

@@ -59,8 +59,8 @@ class RetryRules:
         return merged
 
     def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> RetryDecision:
-        """Decide about a failed message. `failures` includes the current failure; `attempts_max` is the stage's own
-        limit, None without one.
+        """Decide whether a failed message is retried or rejected. `failures` includes the current failure.
+        `attempts_max` is the stage's own limit, None without one.
 
         For an exception group, a rule for the group's own class counts first. Without such a rule, the message is
         rejected if an error in the group has the rule "never"; else the longest delay of the errors counts.
@@ -126,7 +126,7 @@ class RedeliveryPolicy(msgspec.Struct, frozen=True):
     report the name."""
 
     def is_last(self, failures: int) -> bool:
-        """Return whether the broker gives up a message that has failed so often."""
+        """Return whether the broker gives up a message after this number of failures."""
         return self.attempts_max is not None and failures >= self.attempts_max
 
     def delay_s(self, failures: int) -> float:

@@ -28,7 +28,7 @@ class Signature:
     positional: tuple[str, ...]
     """Names of the parameters for the message and the state."""
     dependencies: dict[str, Any]
-    """Type of each other parameter, by its name."""
+    """Type of each parameter after the message and the state, by the parameter's name."""
     is_async: bool
     must_reply: bool
     """True if the annotation of the result is a reply that cannot be None."""

@@ -29,7 +29,7 @@ class Depends:
     A factory is a function, a generator function that yields once, a function that `contextlib` has made a context
     manager of, or a class. The functions may be `async`, but not for a plain stage, since it runs in a thread. Code
     after the `yield` runs when the stage has returned, before anything is committed. If the instances of a class are
-    context managers, they are entered, and exited at the same time.
+    context managers, they are entered before the stage, and exited when the stage has returned.
 
     A factory may take the same parameters as a stage, except the message and the state. It is called once for each
     message, even if several parameters depend on it.
@@ -69,7 +69,7 @@ def build_plan(
 
 @dataclass(slots=True, eq=False)
 class _PlanBuilder:
-    """Search for the sources of a function's parameters, and of those of its factories."""
+    """Search for the sources of a function's parameters, and of the parameters of its factories."""
 
     provided: Mapping[Any, str]
     overrides: Overrides

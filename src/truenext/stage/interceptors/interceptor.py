@@ -47,8 +47,8 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     pool: PoolName
     """Pool of workers that processes the message."""
     waited: float | None = None
-    """Seconds from the message's arrival in its queue, by the broker's clock, until the execution began, by that of the
-    process; None if a process may have received the message before."""
+    """Seconds from the message's arrival in its queue, by the broker's clock, until the execution began, by the clock
+    of this process; None if a process may have received the message before."""
     size: int
     """Size of the message's body in bytes, including its envelope."""
     carrier: Mapping[str, str] = {}

@@ -55,17 +55,19 @@ class StageMetrics(msgspec.Struct, frozen=True):
     outcomes: dict[ExecutionOutcome, int]
     """Number of executions by outcome."""
     given_up: dict[GiveUpReason, int]
-    """Number of messages that were given up, by `ExecutionResult.given_up_for`."""
+    """Number of messages that were given up, by reason (`ExecutionResult.given_up_for`)."""
     sent: int
     """Number of messages that the stage sent, including messages whose transaction was rolled back."""
     attempts: Histogram
     """Attempts that each message took until it was completed or given up."""
     waited: Histogram
-    """Durations `Execution.waited` of messages that came for the first time."""
+    """Durations from a message's arrival in its queue until its execution began (`Execution.waited`), without messages
+    that a process may have received before."""
     run: Histogram
-    """Durations `ExecutionResult.run` of all executions, including failed executions."""
+    """Durations from the receipt of a message until its stage returned (`ExecutionResult.run`), including failed
+    executions."""
     total: Histogram
-    """Durations `ExecutionResult.total` of all executions."""
+    """Durations from the receipt of a message until its outcome was known (`ExecutionResult.total`)."""
 
 
 class Metrics(Interceptor):

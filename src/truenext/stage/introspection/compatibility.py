@@ -140,7 +140,7 @@ def _on_failure_removed(queue: str) -> Incompatibility:
 
 
 def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
-    """Yield what breaks when the new code reads messages that the old code has written."""
+    """Yield the incompatibilities of messages that the old code has written and the new code reads."""
     for each in find_mismatches(old, new):
         yield Incompatibility(each.kind not in UNCERTAIN, location, *_change_of_read(f"{part}: {_field(each)}", each))
 
@@ -202,7 +202,7 @@ def _change_of_read(subject: str, each: Mismatch) -> tuple[str, str, str]:
 
 
 def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
-    """Yield what breaks when callers of the old code read replies that the new code has written."""
+    """Yield the incompatibilities of replies that the new code writes and callers of the old code read."""
     if new is None:
         yield Incompatibility(
             True,

@@ -1,8 +1,8 @@
 """Grants that a service needs at a broker with users. Source: docs/security.md, "Grants of a service or a query"
 
 The grants are derived from the definitions of the service and the code of its stages. Grants for other calls, such as
-`ask` in a program, may be missing. So may grants for replies, failures and reports, since the callers name the queues
-of these.
+`ask` in a program, may be missing. Grants for replies, failures and reports may be missing, too, since callers name the
+queues to which the service sends them.
 """
 
 from __future__ import annotations

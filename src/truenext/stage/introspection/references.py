@@ -29,7 +29,7 @@ Referenced: TypeAlias = Endpoint[Any, Any] | Topic[Any]
 
 def references_of(function: Callable[..., Any]) -> list[tuple[Referenced, str]]:
     """Return each endpoint and topic that the function names, once for each relation, sorted by destination. The
-    relation MENTIONS is left out if there is another one."""
+    relation MENTIONS is left out if the function has another relation to the same endpoint or topic."""
     while isinstance(function, MethodType) or hasattr(function, "__wrapped__"):
         function = function.__func__ if isinstance(function, MethodType) else function.__wrapped__
     if not isinstance(function, FunctionType):

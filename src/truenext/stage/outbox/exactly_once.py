@@ -1,5 +1,5 @@
-"""Exactly-once processing of one process: what its workers do outside of their two transactions, and the background
-tasks."""
+"""Exactly-once processing of one process: the calls of its workers outside of their two transactions, and the
+background tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ QUERY_TIMEOUT_S = 2.0
 
 
 class ExactlyOnceProcessing:
-    """Exactly-once processing of one process that runs a service."""
+    """Exactly-once processing of one process: it checks the inbox, lends producers to workers, and runs the background
+    tasks that send units and delete rows."""
 
     def __init__(self, outbox: Outbox, pool: PriorityPool, service: str) -> None:
         self._outbox = outbox
@@ -155,7 +156,7 @@ class BorrowedProducer:
         producer = self._producer
         assert producer is not None, "the block has begun"
         if isinstance(error, ProducerLost):
-            # This process stood still for so long that others took it for dead: they may own its producers by now.
+            # This process stood still for so long that other processes took it for dead, and may own its producers now.
             self._relay.mark_free_in_doubt()
         if self._was_used and error is not None:
             self._relay.mark_in_doubt(producer)

@@ -119,11 +119,11 @@ class OutboxCleaner(PeriodicTask):
 GATHER_S = 0.2
 """Seconds for which rows are gathered, before they are written together."""
 ROWS_MAX = 1000
-"""Largest number of rows of each kind in one write."""
+"""Largest number of sent units, and of acknowledged messages, in one write."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 PENDING_ROWS_MAX = 100_000
-"""Largest number of rows of each kind that wait in memory while the database is unavailable. Further rows are dropped;
-the relay of a later process finds their units."""
+"""Largest number of sent units, and of acknowledged messages, whose rows wait in memory while the database is
+unavailable. Further rows are dropped; the relay of a later process finds their units."""
 
 
 class OutboxConfirmer(PeriodicTask):
@@ -135,8 +135,8 @@ class OutboxConfirmer(PeriodicTask):
         self._retry_pause_s = PAUSE_S
 
     def add(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
-        """Record that the unit with this id was sent, or that the acknowledgement of its message is final. The row is
-        written later."""
+        """Record that the unit with this id was sent, or that the acknowledgement of its message is final. The
+        database is changed later."""
         if was_sent and len(self._sent) < PENDING_ROWS_MAX:
             self._sent.append(id)
         if is_acknowledged and len(self._acknowledged) < PENDING_ROWS_MAX:

@@ -51,8 +51,8 @@ unit gets a number."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
 """Seconds until a producer in backoff is tried again. Each further pause is twice as long, up to the second value."""
 RESOLVED_MAX = 100
-"""Maximum number of unknown numbers before a unit that the relay resolves at the broker: as many as the broker
-remembers (C19.4)."""
+"""Largest count of successive numbers, unknown to the broker, that the relay resolves so that the next unit keeps its
+number. The broker remembers as many resolved numbers (C19.4)."""
 DEEP_CHECK_INTERVAL_S = 60.0
 """Seconds between two deep checks, which look for rare faults."""
 
@@ -105,7 +105,7 @@ class OutboxRelay(PeriodicTask):
         self._heartbeat.start()
 
     def send_new_units(self) -> None:
-        """Send units without a number, which a transaction of this process has committed, now."""
+        """Send at once the units without a number that a transaction of this process has committed."""
         self._has_new_units = True
         self.wake()
 
@@ -176,7 +176,8 @@ class OutboxRelay(PeriodicTask):
 
     async def _record_heartbeat(self) -> float:
         """Record a heartbeat if the last one is HEARTBEAT_S old. Return the seconds until the next call. Heartbeats
-        have a task of their own, because the relay may wait for the broker for longer than ALIVE_MS."""
+        have a task of their own: the relay may wait for the broker for so long that this process would count as
+        dead."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):

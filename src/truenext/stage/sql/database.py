@@ -62,7 +62,7 @@ class Database:
         self._outbox_engines: _SqlEngines | None = None
         """Connections of the outbox; None before `outbox` is called. Messages' transactions do not use them."""
         self._replies_engines: _SqlEngines | None = None
-        """Connections of callers with a key; None before `reply_store` is called."""
+        """Connections of callers that wait for kept replies; None before `reply_store` is called."""
         self._was_writable = False
         self._is_closed = False
 
@@ -127,7 +127,7 @@ class Database:
         return ReplyStore(self._replies_engines.for_tasks)
 
     def _engines_of_tables(self, connections: int) -> "_SqlEngines":
-        # Transactions are short, and callers wait for some of them: with SQLite they go first, too.
+        # Transactions are short, and callers wait for some of them: with SQLite they go before other writers.
         options: dict[str, Any] = {"limits": OUTBOX_LIMITS}
         if self._address.file is None:
             # The outbox relies on what two statements of a transaction see, whatever the database's own level is.
@@ -153,8 +153,8 @@ class Database:
 
 
 class _SqlEngines:
-    """Connection pools, one for tasks and one for threads: of the interactive workers, of the other workers, or of the
-    outbox."""
+    """Two connection pools, one for tasks and one for threads. The interactive workers, the other workers, the outbox,
+    and the callers that wait for kept replies have two pools each."""
 
     def __init__(
         self, address: DatabaseAddress, is_interactive: bool, workers: int, *, limits: str = "", **others: Any

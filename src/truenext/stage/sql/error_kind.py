@@ -17,15 +17,15 @@ _BY_SQLSTATE = {
     "53": DatabaseErrorKind.FULL,
     # transaction_integrity_constraint_violation
     "40002": DatabaseErrorKind.APPLICATION,
-    # configuration_limit_exceeded: this statement wanted more than it may have
+    # configuration_limit_exceeded: this statement needed more than its limit
     "53400": DatabaseErrorKind.APPLICATION,
     # lock_not_available
     "55P03": DatabaseErrorKind.RETRYABLE,
     # io_error
     "58030": DatabaseErrorKind.FULL,
-    # admin_shutdown: the server stops, or somebody has ended this connection alone
+    # admin_shutdown: the server stops, or an administrator has ended this connection alone
     "57P01": DatabaseErrorKind.LOST,
-    # read_only_sql_transaction: also what a standby says
+    # read_only_sql_transaction: a standby answers this, too
     "25006": DatabaseErrorKind.UNAVAILABLE,
     # crash_shutdown: the fault of another connection
     "57P02": DatabaseErrorKind.UNAVAILABLE,
@@ -33,7 +33,7 @@ _BY_SQLSTATE = {
     **dict.fromkeys(("57P03", "57P04", "XX001", "XX002"), DatabaseErrorKind.UNAVAILABLE),
 }
 """Kinds of PostgreSQL's errors by SQLSTATE or its first two characters. All other errors are APPLICATION, including the
-timeouts 25P03 and 25P04: there the function took too long."""
+timeouts 25P03 and 25P04, which mean that the function took too long."""
 _BY_SQLITE_CODE = {
     **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM), DatabaseErrorKind.FULL),
     sqlite3.SQLITE_CANTOPEN: DatabaseErrorKind.UNAVAILABLE,

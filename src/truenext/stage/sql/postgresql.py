@@ -67,9 +67,9 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
 
 
 def read_binary(engine: Engine) -> None:
-    """Read the results of an engine of psycopg for tasks in the binary format: the units of an outbox are long, and the
-    text format is twice as long. Call this after `set_up`, whose SQL has several statements, for which the binary
-    format is not allowed."""
+    """Let an engine with psycopg's asynchronous driver read results in the binary format. Units of an outbox are long,
+    and would be twice as long in the text format. Call this after `set_up`, whose SQL has several statements: the
+    binary format allows only one."""
     from psycopg.pq import Format
 
     @event.listens_for(engine, "connect")

@@ -15,7 +15,7 @@ from truenext.stage.sql.transaction import SqlTransaction
 
 
 def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
-    """Return the class by which the parameter of a stage's function asks for a session."""
+    """Return the class that a stage's function writes as the annotation of its session parameter."""
     return AsyncSession if is_async else Session
 
 
@@ -78,7 +78,8 @@ def _attach(session: StageSession, _: SessionTransaction, connection: Connection
 
 
 class StageAsyncSession(AsyncSession):
-    """Session for the function of an `async` stage. It passes all other calls to a StageSession."""
+    """Session for the function of an `async` stage. It refuses `begin` and `async with`, and passes all other calls to
+    a StageSession."""
 
     sync_session_class = StageSession
 

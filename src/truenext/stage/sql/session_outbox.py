@@ -125,7 +125,7 @@ class SessionOutbox:
         if connection.dialect.name != "sqlite":
             return await execution
         # A SELECT that is cancelled before it is read stays open. Then a closed connection of SQLite keeps its lock,
-        # and no other one can write until the cursor is collected.
+        # and no other connection can write until the cursor is collected.
         return await run_to_completion(execution)
 
     def call_on_commit(self, call: Callable[[], object]) -> None:
@@ -191,7 +191,8 @@ def _is_autocommit(connection: Connection) -> bool:
         return True
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        # A program that begins transactions by hand has begun one. Python 3.12 has another attribute for that.
+        # In this mode a program begins transactions by hand, and may have begun one. Since Python 3.12, the attribute
+        # `autocommit` can set the mode, too.
         is_by_itself = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return is_by_itself and not driver.in_transaction
     return getattr(driver, "autocommit", False) is True
@@ -201,7 +202,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
     first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, started_ms=_clock(connection))
     # Without this option the asynchronous driver of PostgreSQL loses the row count of an INSERT.
     first = first.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    # Locked, so that the key is not deleted before a flow is started. If it just was, the next insert is the first.
+    # Locked, so that the key is not deleted before a flow is started. If it was just deleted, the next INSERT succeeds.
     before = select(keys.c.seed).where(keys.c.id == key).with_for_update()
     for _ in range(2):
         if connection.execute(first).rowcount == 1:

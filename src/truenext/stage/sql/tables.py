@@ -143,7 +143,7 @@ _NAME = re.compile(r"truenext_\w+")
 
 
 def missing_table_text(error: DBAPIError) -> str | None:
-    """Return a text that says what to do if the error is a missing table; otherwise None. 42P01: undefined_table."""
+    """Return a text that says what to do if a table is missing (SQLSTATE 42P01); otherwise None."""
     if getattr(error.orig, "sqlstate", None) != "42P01" and "no such table" not in str(error.orig):
         return None
     found = _NAME.search(str(error.orig))
@@ -154,8 +154,8 @@ def missing_table_text(error: DBAPIError) -> str | None:
 
 
 def unusable_table_text(error: DBAPIError) -> str | None:
-    """Return a text that says what to do if a table is missing, has other columns, or may not be used by this user;
-    otherwise None. 42501: insufficient_privilege, 42703: undefined_column."""
+    """Return a text that says what to do if a table is missing, has other columns (SQLSTATE 42703), or may not be used
+    by this user (42501); otherwise None."""
     missing = missing_table_text(error)
     if missing is not None:
         return missing

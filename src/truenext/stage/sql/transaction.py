@@ -27,7 +27,7 @@ from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 
 INTERRUPT_S = 5.0
-"""Seconds for which interrupted statements may take to end."""
+"""Seconds that interrupted statements may take to end."""
 PAUSE_MAX_S = 0.02
 """Longest pause in seconds between two attempts to interrupt the statements of a connection."""
 

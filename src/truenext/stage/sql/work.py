@@ -173,7 +173,7 @@ class _SqlWork(Generic[S]):
 
 
 class ThreadSqlWork(_SqlWork[StageSession]):
-    """Work of a plain function. Only one thread at a time may call its methods."""
+    """SQL transaction of one message, for a plain function. Only one thread at a time may call its methods."""
 
     _session_type = StageSession
 
@@ -209,7 +209,8 @@ class ThreadSqlWork(_SqlWork[StageSession]):
 
 
 class AsyncSqlWork(_SqlWork[StageAsyncSession]):
-    """Work of an `async` function. Its methods are called in the event loop in which the database was opened."""
+    """SQL transaction of one message, for an `async` function. Its methods are called in the event loop in which the
+    database was opened."""
 
     _session_type = StageAsyncSession
 

@@ -39,10 +39,10 @@ from truenext.store.salvage.damage import DamageReport, SalvageProgress, describ
 from truenext.store.store_errors import empty_folder_error, format_error
 
 UNMATCHED_MARKS_MAX = 100_000
-"""Largest number of marks that are kept while their messages may still be found."""
+"""Largest number of marks without a message that a salvage keeps in memory, as it may still find their messages."""
 
 UNREACHED_TIMERS_MAX = 1_000_000
-"""Largest number of timers that are kept from unreached pages."""
+"""Largest number of timers that are kept from unreached pages: pages to which only a damaged page leads."""
 
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 

@@ -36,7 +36,7 @@ counted several times. A sender can put bytes that look like frames into a body;
 ten seconds."""
 
 UNKNOWN_BYTES = 1 << 62
-"""Value used if the number of bytes is unknown, large enough for any number of frames."""
+"""Number of unread bytes if the true number is unknown: so many bytes may have any number of frames."""
 
 READ_BYTES = 64 * 1024
 """Size of one read. If the disk cannot read a byte, this many bytes of the journal are lost."""
@@ -246,7 +246,8 @@ class _SegmentContent:
         return number, payload_at(self.content, offset, self.number, number, self.salt)
 
     def may_be_torn(self, offset: int) -> bool:
-        """Return whether the bytes at `offset` may be the start of a frame of this segment."""
+        """Return whether the bytes at `offset` may be the start of a frame of this segment, of which a crash has left
+        only a part."""
         if self.size <= offset + FRAME.size:
             return False
         in_segment: int = FRAME.unpack_from(self.content, offset)[2]

@@ -40,7 +40,7 @@ _SERVER_PREFIXES: _Prefixes = (
     # An alert: CONNECT is not a ClientHello.
     ("TLS", (0x15, 0x03)),
     ("HTTP", tuple(b"HTTP/")),
-    # A request without a version (HTTP/0.9), as which such servers read CONNECT, is answered by the page alone.
+    # Some HTTP servers read CONNECT as a request of HTTP/0.9, and answer with a page without a status line.
     *(("HTTP", tuple(page)) for page in (b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML")),
     ("SSH", tuple(b"SSH-")),
     ("Redis", tuple(b"-ERR ")),

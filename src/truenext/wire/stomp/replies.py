@@ -172,7 +172,7 @@ class ReplyEncoder:
     def encode_receipt(self, receipt: Receipt) -> bytes:
         text = receipt.receipt
         if not receipt.is_repeat and header_lines.must_escape(text) is None:
-            # Clients that send one message at a time get one for each message.
+            # A shortcut: clients that send one message at a time get a RECEIPT for each.
             return b"RECEIPT\nreceipt-id:%b\n\n%b" % (text.encode(), BROKER_FRAME_END)
         headers = {"receipt-id": text}
         if receipt.is_repeat:

@@ -115,7 +115,7 @@ class SendShape:
         self._persistent = groups.pop("persistent", None)
         self._receipt = groups.pop("receipt", None)
         self._optional = groups
-        """Number of the group with the value of each header that most SENDs lack, by header."""
+        """Number of the expression's group that has the value, for each header that most SENDs lack."""
         self._has_optional = bool(groups)
 
     def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
@@ -126,7 +126,7 @@ class SendShape:
         has_optional = self._has_optional
         is_plain = not has_optional and at_receipt is None
         size = len(data)
-        # Of the run that is being read; None before its second message.
+        # Messages of the run that is being read; None before its second message.
         run: list[SentMessage] | None = None
         run_destination, is_run_persistent = None, False
         while start < size and (found := match(data, start)) is not None:
@@ -205,7 +205,7 @@ class FailureSendShape(SendShape):
             self._optional.pop(name, None) for name in (REPORT_TO, REPORT_ID, ON_FAILURE)
         )
         self._failure_groups = (report_to, report_id, on_failure)
-        """Number of the group with the value of each failure header; None if the SENDs lack that header."""
+        """Number of the expression's group that has the value, for each failure header; None if the SENDs lack it."""
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
         values = (None if group is None else groups[group].decode() for group in self._failure_groups)
@@ -244,7 +244,7 @@ class AckShape:
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
         at_receipt, at_transaction, at_started = self._receipt, self._transaction, self._started
         is_plain = not (at_receipt or at_transaction)
-        # Of the run that is being read; None before its second ACK.
+        # ACKs of the run that is being read; None before its second ACK.
         run: list[Ack] | None = None
         run_name = None
         while (found := match(data, start)) is not None:
@@ -293,7 +293,8 @@ class StartedShape:
 
 
 class ShapeInC:
-    """Shape that reads the same as SendShape or AckShape (_speed.c), of frames whose headers are all usual."""
+    """Shape that reads frames in C (_speed.c), with the same result as SendShape or AckShape. The frames have no header
+    of _NOT_IN_C."""
 
     def __init__(self, reader: Any) -> None:
         self.read: Callable[[bytes, int, list[Frame | ShapedCommand], int], int] = reader.read
@@ -338,7 +339,7 @@ def _ack_shape_in_c(names: tuple[str, ...]) -> ShapeInC:
 
 
 def _lines_in_c(names: tuple[str, ...], values: dict[str, int]) -> tuple[tuple[bytes, int], ...]:
-    """Return the beginning of each header line, and what its value is."""
+    """Return for each header line its beginning, and the kind of its value as a constant of SPEEDUPS."""
     return tuple((f"{name}:".encode(), values.get(name, SPEEDUPS.TEXT)) for name in names)
 
 

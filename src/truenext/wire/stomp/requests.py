@@ -228,7 +228,7 @@ class FrameInterpreter:
             raise RemoteProtocolError("a SEND to /control/ cannot be part of a transaction")
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
-            # On other SENDs it would be the user's, and forwarded; here nothing is forwarded.
+            # On other SENDs such a header may be the user's, and is forwarded. Here nothing is forwarded.
             raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/ has no effect; leave the header out")
         if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):

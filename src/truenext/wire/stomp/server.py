@@ -58,7 +58,6 @@ class StompSession:
         self._protocol = StompProtocol(Side.SERVER, REQUEST_SHAPES, on_names)
         message_id_prefix = f"truenext-{identity}-"
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
-        """Encoder of messages and answers to the client."""
         self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies, on_ineffective_header)
         self.pending = self._protocol.pending
         """Beginning of an incomplete frame. This is always the same object; the connection clears it when input
@@ -236,8 +235,8 @@ class StompSession:
         return login
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
-        """Encode the answer to an accepted login. `secret` is "" for a plain client. `is_checked` is False if the
-        broker has no users, so that login and passcode were ignored."""
+        """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.
+        `is_checked` is False if the broker has no users, so that login and passcode were ignored."""
         self._is_truenext_client = login.is_truenext_client
         answer = {
             "version": self._protocol.version.value,

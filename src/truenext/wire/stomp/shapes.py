@@ -128,7 +128,7 @@ class ShapeCache(Generic[Read]):
         self._make = make
         self._known: dict[ShapeKey, Shape[Read]] = {}
         self._candidates: dict[ShapeKey, int] = {}
-        """Number of times that each shape which is not compiled yet was asked for."""
+        """Number of calls of `get` for each shape that is not compiled yet."""
 
     def get(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
         """Return the shape for a plain frame with these names; None if the shape was not asked for often enough, or if
