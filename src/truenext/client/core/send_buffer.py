@@ -47,11 +47,12 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     head: bytes
     """Beginning of the frame, without the headers for number, receipt and time to live."""
     body: bytes
+    size: int
+    """Estimated bytes of the frame."""
     expires_at: float | None
     """Time at which the message expires, by `ClientContext.clock`; None means never."""
     producer_lines: str = ""
     """Header lines with the producer and number that the program gave; empty if the client numbers the send."""
-    size: int = 0
     producer_number: int = 0
     frame_number: int = 0
     """Number of the SEND on its link; 0 while the send waits to be written."""
@@ -65,9 +66,6 @@ class PendingSend(AnswerHandler, msgspec.Struct, eq=False):
     """Signal that is set when the outcome is known. None if no caller waits."""
     send_buffer: SendBuffer | None = None
     batch: SendBatch | None = None
-
-    def __post_init__(self) -> None:
-        self.size = len(self.body) + HEAD_BYTES_ESTIMATE
 
     def complete(self, error: Exception | None) -> None:
         self.is_done = True

@@ -6,7 +6,7 @@ from typing import cast
 
 from truenext.client.core.client import Client
 from truenext.client.core.frames import escape_value
-from truenext.client.core.send_buffer import BatchWaiter, PendingSend, SendBatch
+from truenext.client.core.send_buffer import HEAD_BYTES_ESTIMATE, BatchWaiter, PendingSend, SendBatch
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body, encode_send
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ClosedError, ConnectionLost
@@ -24,7 +24,9 @@ def prepare_send(client: Client, destination: str, body: bytes | str, options: S
     producer_lines = ""
     if encoded.producer is not None:
         producer_lines = f"truenext-producer:{escape_value(encoded.producer)}\ntruenext-number:{encoded.number}\n"
-    return PendingSend(encoded.head, encode_body(body), expires_at, producer_lines)
+    encoded_body = encode_body(body)
+    size = len(encoded_body) + HEAD_BYTES_ESTIMATE
+    return PendingSend(encoded.head, encoded_body, size, expires_at, producer_lines)
 
 
 def prepare_message(

@@ -86,12 +86,22 @@ class Eviction:
         connections must be closed: the largest reply queue, if nothing else can leave memory, and topic subscriptions
         above their limit.
         """
+        memory, resident = self._memory, self._resident
+        if (
+            self._round is None
+            and memory.bytes_over_limit <= 0
+            and not (memory.is_page_space_short or resident.queues_over_limit)
+            and not (resident.queues_still_over_limit or resident.limited_subscriptions)
+        ):
+            # Nothing to do, as in most turns.
+            self._commit_state.is_eviction_behind = False
+            return []
         if self._batch_bytes and self._batch == self._commit_state.batch.number and self._commit_state.batch.is_empty():
             # All its evicted messages were acknowledged meanwhile. Do not wait for it: an empty batch is not written.
             self._batch_bytes = 0
-            self._resident.retry_queues_over_limit()
+            resident.retry_queues_over_limit()
         too_slow = [] if self._waits_for_batch else self._evict(queues)
-        self._commit_state.is_eviction_behind = self._memory.bytes_over_limit > 0 and self._waits_for_batch
+        self._commit_state.is_eviction_behind = memory.bytes_over_limit > 0 and self._waits_for_batch
         return too_slow
 
     def _evict(self, queues: Collection[Queue]) -> list[Queue]:

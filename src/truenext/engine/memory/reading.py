@@ -88,14 +88,18 @@ class PageReader:
 
     def take_reads(self) -> list[StoreRead]:
         """Return and forget the requests for pages to be read from the store."""
+        if self._resident.unread_given_up:
+            self._request_given_up()
+        reads, self._unsent_reads = self._unsent_reads, []
+        return reads
+
+    def _request_given_up(self) -> None:
         for lane, given_up in islice(self._resident.unread_given_up.by_lane(), GIVEN_UP_LANES_PER_TURN):
             for entry in islice(given_up, PAGE_SIZE_SHORT):
                 if lane.selected is not None and entry.sequence in lane.selected.entries:
                     self.request_body(entry)
                 elif lane.pending_read is None:
                     self._request_read(lane, entry.sequence - 1, 1, PAGE_BYTES)
-        reads, self._unsent_reads = self._unsent_reads, []
-        return reads
 
     def request_body(self, entry: Entry) -> None:
         """Request the body of a selected or requeued message, unless this body is requested already."""

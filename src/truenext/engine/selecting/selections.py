@@ -69,7 +69,8 @@ class Selections(BackgroundTask):
 
     def begin_pass(self) -> None:
         """Renew the budget for comparing messages that arrive or are requeued until the next turn."""
-        self._arrival_budget.renew()
+        if self.by_queue:
+            self._arrival_budget.renew()
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
         """Register a consumer with a selector, or any consumer of a queue with groups."""
