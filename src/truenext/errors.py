@@ -4,7 +4,7 @@ TruenextError
 ├── LocalProtocolError      the caller broke the rules of the protocol
 ├── RemoteProtocolError     the peer broke the rules of the protocol; only its connection ends
 │   ├── NoSpaceError        the broker has no space for a request; the peer did nothing wrong
-│   └── OtherProtocolError  the peer speaks another protocol than STOMP
+│   └── OtherProtocolError  the peer speaks another protocol than expected
 ├── StoreError              the store cannot keep its promise; the broker stops
 │   └── StoreInUseError     another broker uses the data folder
 ├── HistoryError            history cannot be written or read; the broker stops
@@ -80,7 +80,7 @@ class NoSpaceError(RemoteProtocolError):
 
 
 class OtherProtocolError(RemoteProtocolError):
-    """The peer speaks another protocol than STOMP; its connection ends."""
+    """The peer speaks another protocol than this connection is for; the connection ends."""
 
     def __init__(self, reason: str, protocol: str, answer: bytes) -> None:
         super().__init__(reason, Code.MALFORMED_FRAME)

@@ -14,7 +14,7 @@ from truenext.broker.recovery import recover
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX
 from truenext.model.policy import Policies
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url
 from truenext.server.connection import ServerConnection
 from truenext.server.listener import Listener, ListenerTls, Places
 from truenext.store.embedded import EmbeddedStore
@@ -47,7 +47,7 @@ async def broker_here(
     engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history)
     broker = Broker(engine, store, loop, history=history)
     await broker.start(after_clean_stop=recovered.clean_stop)
-    address, places = parse_url(url), Places(connections_max, before_login_max)
+    address, places = parse_listener_url(url), Places(connections_max, before_login_max)
     tls = ListenerTls(over_tls.server_context()) if has_tls else None
 
     def make_connection(sock: socket.socket, *arguments: Any, **options: Any) -> ServerConnection:

@@ -290,10 +290,11 @@ def test_clients_of_other_protocols_are_refused_and_logged_once_each(own_broker:
                 other.write(bytes([byte]))
             assert other.read() == b""
     lines = [line for line in own_broker.log.splitlines() if "it speaks another protocol" in line]
-    assert [re.findall("protocol='(.*)'", line) for line in lines] == [
+    assert [re.findall("protocol='(.*?)'", line) for line in lines] == [
         *(["HTTP"], ["TLS"], ["AMQP"], ["MQTT"], ["OpenWire"])
     ]
     assert all(" WARNING client refused: " in line and "client='127.0.0.1:" in line for line in lines)
+    assert "for OpenWire, add openwire://HOST:PORT to the addresses at which the broker listens" in lines[-1]
     own_broker.connect().send("q", b"", confirmed=True)
 
 

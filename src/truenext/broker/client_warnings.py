@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Container
 
 from truenext.engine.engine import Engine
+from truenext.errors import OtherProtocolError
 from truenext.wire.stomp.headers import OWN_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -14,7 +15,7 @@ logged only at level debug."""
 
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
-_OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
+_OTHER_PROTOCOL = "client refused: it speaks another protocol"
 
 
 class ClientWarnings:
@@ -23,18 +24,21 @@ class ClientWarnings:
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}
-        """For each protocol: time from which on the next client of this protocol is logged as a warning again."""
+        """Time from which on the next such client is logged as a warning again, by the reason of its refusal. The
+        reason names the protocols of client and port."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
 
-    def warn_of_other_protocol(self, client: str, protocol: str) -> None:
-        """Log a client of another protocol. Each protocol has one warning a minute, as a port scan would cause many."""
-        now = self._time()
-        if now < self._other_protocols.get(protocol, now):
-            logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+    def warn_of_other_protocol(self, client: str, error: OtherProtocolError) -> None:
+        """Log a client of another protocol. Each protocol has one warning a minute for all ports of one protocol, as a
+        port scan would cause many."""
+        now, reason = self._time(), str(error)
+        fields = {"client": client, "protocol": error.protocol, "reason": reason}
+        if now < self._other_protocols.get(reason, now):
+            logger.debug(_OTHER_PROTOCOL, extra=fields)
             return
-        self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
-        logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+        self._other_protocols[reason] = now + OTHER_PROTOCOL_SECONDS
+        logger.warning(_OTHER_PROTOCOL, extra=fields)
 
     def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
         """Log that a header has no effect, once for each header and user. All unknown headers that begin with

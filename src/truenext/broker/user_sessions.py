@@ -62,6 +62,8 @@ class UserSessions:
         temporary queues or topics are left out, because each SEND to these is checked."""
         self._checked_logins: dict[ConnectionState, str] = {}
         """Credential of each login that was checked and is not executed yet; "" if the login is wrong."""
+        self._failed_logins: set[ConnectionState] = set()
+        """Open connections whose failed login was logged."""
         self._logins = None if users is None else Logins(users, loop)
         self._reply_rights = None if users is None else ReplyRights(engine, self.name_of)
         self._log = SecurityLog(loop.time)
@@ -82,6 +84,7 @@ class UserSessions:
         self._users.pop(session, None)
         self._last_targets.pop(session, None)
         self._checked_logins.pop(session, None)
+        self._failed_logins.discard(session)
         if self._reply_rights is not None:
             self._reply_rights.connection_closed(session)
 
@@ -151,6 +154,7 @@ class UserSessions:
         # A text that is no user's name may be a password.
         user = login.user if login.user in self._logins.users or not login.user else "unknown"
         self._log_event(logging.WARNING, "login failed", session, user, reason=reason)
+        self._failed_logins.add(session)
 
     # ---- Commands ----
 
@@ -295,9 +299,10 @@ class UserSessions:
         """Log a client whose TLS handshake has failed, for example because the client has no certificate."""
         self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
 
-    def logs_refusal(self, code: Code) -> bool:
-        """Return whether the security log logs refusals with this code, so that no other log needs to."""
-        return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
+    def has_logged_refusal(self, session: ConnectionState, code: Code) -> bool:
+        """Return whether the security log has this refusal, so that no other log needs it: a failed login, or, after
+        the login, a lack of rights."""
+        return session in self._failed_logins or (code is Code.FORBIDDEN and session in self._users)
 
     def flush_log(self) -> None:
         """Log how many events of earlier seconds were only counted; called once a second."""

@@ -25,7 +25,7 @@ from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
-from truenext.model.url import Address, parse_url
+from truenext.model.url import Address, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import is_writable_by_others
@@ -56,7 +56,7 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
-    addresses = [parse_url(url) for url in settings.listen]
+    addresses = [parse_listener_url(url) for url in settings.listen]
     for address in addresses:
         _check_address(address, configuration)
     fault = fault_of_memory_limit(memory_limit)
@@ -115,7 +115,7 @@ def _check_address(address: Address, configuration: Configuration) -> None:
         if not settings.allow_plaintext:
             raise ConfigurationError(
                 f"{address.host} can be reached from other machines, and passwords would not be encrypted; listen "
-                "on stomp+ssl:// with a certificate (--certificate), or use --allow-plaintext"
+                f"on {address.tls_scheme}:// with a certificate (--certificate), or use --allow-plaintext"
             )
         logger.warning(
             "connections are not encrypted: passwords and messages can be read on the network",

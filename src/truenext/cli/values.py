@@ -27,7 +27,7 @@ from truenext.model.destination import (
 from truenext.model.limits import DESTINATION_LENGTH_MAX, SCHEDULE_MS_MAX
 from truenext.model.numerals import format_size, parse_delay, parse_size
 from truenext.model.selector import compile_selector
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url, parse_url
 
 USERS_VARIABLE = "TRUENEXT_USERS"
 """Environment variable with the path of a users file."""
@@ -369,6 +369,7 @@ TEXT = CheckedTextParam("text", _fault_of_text)
 SERVER_NAME = CheckedTextParam("text", fault_of_server_name)
 SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
+LISTENER_URL = CheckedTextParam("url", partial(_error_of, parse_listener_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
 QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
 """Id of a query of Spark; its first characters are enough."""

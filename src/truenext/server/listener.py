@@ -14,6 +14,7 @@ from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.model.url import Address, host_and_port
 from truenext.server.connection import ServerConnection
+from truenext.server.session_factories import SESSION_FACTORIES
 from truenext.tls import TlsSocket
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ SOCKET_CHECK_INTERVAL_S = 1.0
 ACCEPT_RETRY_S = 1.0
 """Pause after a failed accept. The usual cause is a lack of file descriptors."""
 BEFORE_LOGIN_SECONDS_MIN = 0.25
-"""Time after its accept in which a connection is not ended in favour of a newer one, because its CONNECT may be on the
+"""Time after its accept in which a connection is not ended in favour of a newer one, because its login may be on the
 way."""
 PLACE_CHECK_INTERVAL_S = 0.02
 """Pause before the next accept while the limit of connections before login is reached."""
@@ -55,7 +56,7 @@ class ListenerTls:
 
 
 class Listener:
-    """Accepts STOMP clients on one address."""
+    """Accepts the clients of one address, which speak the protocol of its scheme."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Listener:
         """Connections that have not logged in, the oldest first, with the loop time of their accept."""
         self._places = places
         self._tls = tls
+        self._protocol = address.protocol
         self._make_connection = make_connection
         self._limit_reason = f"the listener has {places.connections} connections, the most that it accepts"
         if places.connections < CONNECTIONS_MAX:
@@ -116,7 +118,7 @@ class Listener:
     def url(self) -> str:
         """URL of this listener, with the port that the system has chosen if port 0 was asked for."""
         host, port = self._sock.getsockname()[:2]
-        return Address(host=host, port=port, has_tls=self._tls is not None).url
+        return Address(host=host, port=port, has_tls=self._tls is not None, protocol=self._protocol).url
 
     def stop_reading(self) -> None:
         """Accept no more connections, and stop reading the existing ones."""
@@ -150,7 +152,7 @@ class Listener:
 
     def _on_acceptable(self) -> None:
         if len(self._before_login) >= self._places.before_login and not self._free_place_before_login():
-            # Meanwhile the connections before their login may send their CONNECT.
+            # Meanwhile the connections before their login may send it.
             self._pause_accepting(PLACE_CHECK_INTERVAL_S)
             return
         while True:
@@ -175,6 +177,7 @@ class Listener:
                 on_login=self._assign_place,
                 tls=None if self._tls is None else self._tls.wrap(sock),
                 on_closed=self._on_closed,
+                make_session=SESSION_FACTORIES[self._protocol],
             )
             self._connections.add(connection)
             self._before_login[connection] = self._loop.time()
@@ -183,16 +186,13 @@ class Listener:
                 return
 
     def _free_place_before_login(self) -> bool:
-        """End the oldest connection that has sent no CONNECT, unless that connection is younger than
+        """End the oldest connection that has sent no login, unless that connection is younger than
         BEFORE_LOGIN_SECONDS_MIN. Returns whether one more connection may be accepted."""
         for connection, accepted_at in self._before_login.items():
             if self._loop.time() - accepted_at < BEFORE_LOGIN_SECONDS_MIN:
                 return False
-            if not connection.has_sent_connect:
-                connection.end_before_login(
-                    f"no CONNECT yet, and {self._places.before_login} newer connections wait to log in: "
-                    "send CONNECT at once"
-                )
+            if not connection.has_sent_login:
+                connection.end_before_login(self._places.before_login)
                 return True
         return False
 
