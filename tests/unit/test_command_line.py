@@ -23,6 +23,7 @@ from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
+    LISTENER_URL,
     QUERY_ID,
     SELECTOR,
     SERVER_NAME,
@@ -63,6 +64,7 @@ def of_size(kind: SizeParam) -> list[str]:
     return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._minimum - 1)]
 
 
+NO_URLS = [*NO_TEXTS, "nan", "127.0.0.1:1", "stomp://h:99999", "stomp://h:x", "stomp://h\n:1", "http://h:1"]
 NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     click.IntRange: of_range,
     type(click.INT): lambda kind: [*NO_NUMBERS, "9" * 5000],
@@ -72,15 +74,8 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     DelayParam: lambda kind: [*NO_NUMBERS, "3", "-3d", "3 w", "40000d", f"{'9' * 5000}d", NO_UTF_8],
     TimeParam: lambda kind: [*NO_NUMBERS, "2026-13-01T00:00Z", "2026-12-01", "2026-12-01T08:00", LONG, NO_UTF_8],
     SizeParam: of_size,
-    URL: lambda kind: [
-        *NO_TEXTS,
-        "nan",
-        "127.0.0.1:1",
-        "stomp://h:99999",
-        "stomp://h:x",
-        "stomp://h\n:1",
-        "http://h:1",
-    ],
+    URL: lambda kind: [*NO_URLS, "openwire://h:1"],
+    LISTENER_URL: lambda kind: NO_URLS,
     DestinationParam: lambda kind: [
         *NO_TEXTS,
         LONG,
@@ -296,16 +291,21 @@ def test_client_commands_load_no_module_of_the_broker(command: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-ADDRESSES_TO_LISTEN_ON = {("serve", "--listen")}
 OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messages", "--number"}
 """Wrong names for `--url` and `--count`."""
 
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
     options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
-    urls = {(*path, param.opts[-1]) for path, param in options if param.type is URL}
-    assert {each[-1] for each in urls - ADDRESSES_TO_LISTEN_ON} == {"--url"}
+    assert {param.opts[-1] for _, param in options if param.type is URL} == {"--url"}
+    assert [(*path, param.opts[-1]) for path, param in options if param.type is LISTENER_URL] == [("serve", "--listen")]
     assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
+
+
+def test_url_of_openwire_is_refused_by_a_command_that_connects() -> None:
+    result = CliRunner().invoke(main, ["queues", "--url", "openwire://127.0.0.1:61616"])
+    assert result.exit_code == 2
+    assert "truenext's clients speak STOMP: use stomp://HOST:PORT or stomp+ssl://HOST:PORT" in result.output
 
 
 def test_broker_addresses_are_taken_from_the_environment_except_for_describe() -> None:

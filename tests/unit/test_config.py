@@ -56,7 +56,7 @@ def test_values_of_each_kind_are_read(file: Path) -> None:
         file,
         """
         [broker]
-        listen = ["stomp://127.0.0.1:1", "stomp://localhost"]
+        listen = ["stomp://127.0.0.1:1", "openwire://localhost"]
         server_name = "ActiveMQ/5.18.3"
         data = "sub/folder"
         memory_limit = "1.5GiB"
@@ -72,7 +72,7 @@ def test_values_of_each_kind_are_read(file: Path) -> None:
         """,
     )
     assert found.broker == BrokerSettings(
-        listen=("stomp://127.0.0.1:1", "stomp://localhost"),
+        listen=("stomp://127.0.0.1:1", "openwire://localhost"),
         server_name="ActiveMQ/5.18.3",
         data=file.parent / "sub/folder",
         memory_limit=3 << 29,
