@@ -117,9 +117,11 @@ class WireSession(Protocol):
     """Broker's side of a protocol, on one connection."""
 
     rules: ProtocolRules
+    """Rules of the protocol, the same for all its sessions."""
 
     @property
-    def replies(self) -> WireReplies: ...
+    def replies(self) -> WireReplies:
+        """Encoder of messages and answers to the client."""
 
     @property
     def pending(self) -> bytearray:
@@ -133,7 +135,8 @@ class WireSession(Protocol):
         login. It may be filled by `receive` only."""
 
     @property
-    def client_id(self) -> str: ...
+    def client_id(self) -> str:
+        """Client id that the client has named; "" before its login, or if it has named none."""
 
     @property
     def is_opening(self) -> bool:
@@ -195,6 +198,6 @@ class SessionFactory(Protocol):
         server_name: str,
         on_ineffective_header: Callable[[str, str, str], None],
     ) -> WireSession:
-        """Make a session. `identity` distinguishes this broker's message ids from those of any other broker.
-        `on_ineffective_header` is called for a header that has no effect here: with the command, the header, and what
-        to use instead."""
+        """Make a session. `session_id` is unique among the connections of the broker. `identity` distinguishes this
+        broker's message ids from those of any other broker. `on_ineffective_header` is called for a header that has no
+        effect here: with the command, the header, and what to use instead."""

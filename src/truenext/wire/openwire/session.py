@@ -129,13 +129,17 @@ class OpenWireSession:
     def _take_frame(self) -> bytes | None:
         """Return the next complete frame with its size; None if there is none.
 
-        Raises: RemoteProtocolError if the client sends too much before its login
+        Raises: RemoteProtocolError if the frame is empty, or the client sends too much before its login
         """
         pending = self.pending
-        size = 4 + int.from_bytes(pending[:4], "big") if len(pending) >= 4 else 4
+        if len(pending) < 4:
+            return None
+        size = 4 + int.from_bytes(pending[:4], "big")
+        if size == 4:
+            raise _malformed("a frame of OpenWire has no bytes")
         if self._login_bytes + size > LOGIN_BYTES_MAX:
             raise _malformed(f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete")
-        if len(pending) < max(size, 5):
+        if len(pending) < size:
             return None
         frame = bytes(pending[:size])
         del pending[:size]
