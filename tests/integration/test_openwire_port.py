@@ -12,6 +12,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.raw_client import RECEIVE_SECONDS
 from tests.tls_broker import tls_broker
+from tests.unit.test_wire_session import LineSession
 from truenext import blocking
 from truenext.errors import ConfigurationError, Refused
 from truenext.model.url import WireProtocol
 from truenext.server import listener as listener_module
+from truenext.server.session_factories import SESSION_FACTORIES
 from truenext.testing.local import LocalBroker
 from truenext.wire.openwire.session import OpenWireSession
 
@@ -49,11 +52,12 @@ def next_frame(sock: socket.socket) -> bytes:
     return data[4:]
 
 
-def run(use: Callable[[int], None], *, before_login_max: int = 200) -> None:
+def run(use: Callable[[int], None], *, connections_max: int = 1000, before_login_max: int = 200) -> None:
     """Run a broker with a port that speaks OpenWire while `use` uses the port, on a thread."""
 
     async def main() -> None:
-        async with broker_here(url=URL, has_tls=False, before_login_max=before_login_max) as listener:
+        limited = partial(broker_here, connections_max=connections_max, before_login_max=before_login_max)
+        async with limited(url=URL, has_tls=False) as listener:
             assert listener.url == f"openwire://127.0.0.1:{port_of(listener)}"
             await asyncio.to_thread(use, port_of(listener))
 
@@ -131,6 +135,20 @@ def test_connection_without_a_login_gives_its_place_to_a_newer_one(caplog: pytes
     run(use, before_login_max=1)
     (record,) = (each for each in caplog.records if each.message == "client refused")
     assert vars(record)["reason"].startswith("no ConnectionInfo yet, and 1 newer connections wait to log in")
+
+
+def test_client_of_a_protocol_without_control_requests_beyond_the_limit_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SESSION_FACTORIES, WireProtocol.OPENWIRE, LineSession)
+
+    def use(port: int) -> None:
+        with connected(port) as first, connected(port) as second:
+            for sock, answer in ((first, b"WELCOME\n"), (second, b"FAULT None limit ")):
+                sock.sendall(b"LOGIN\n")
+                assert sock.recv(1000).startswith(answer)
+
+    run(use, connections_max=1)
 
 
 def test_port_with_tls_speaks_openwire_within_it_and_tells_a_client_without_it_nothing(tmp_path: Path) -> None:

@@ -375,6 +375,21 @@ def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_i
     assert kept.arrived() == []
 
 
+def test_connect_that_came_while_the_broker_was_suspended_is_not_late(own_broker: BrokerProcess) -> None:
+    clients = [own_broker.connect(sends_connect=False) for _ in range(3)]
+    # All of them are accepted once a later one is.
+    own_broker.connect().close()
+    own_broker.send_signal(signal.SIGSTOP)
+    try:
+        for client in clients:
+            client.write(connect_frame())
+        time.sleep(LOGIN_SECONDS_MAX + 0.3)
+    finally:
+        own_broker.send_signal(signal.SIGCONT)
+    for client in clients:
+        assert client.await_connected().command == "CONNECTED"
+
+
 @AMID_TRAFFIC
 @VERSIONS
 @pytest.mark.parametrize("command", ["ACK", "NACK"])

@@ -38,6 +38,7 @@ RULES = ProtocolRules(
     plain_text="speak TLS",
     missing_end="no BYE",
     has_takeover=False,
+    has_control_requests=False,
 )
 BEAT_S, SILENCE_S = 1.5, 4.0
 

@@ -110,6 +110,11 @@ class ServerConnection:
     def has_sent_login(self) -> bool:
         return self._wire.is_connected
 
+    @property
+    def has_control_requests(self) -> bool:
+        """True if the client's protocol has control requests."""
+        return self._wire.rules.has_control_requests
+
     def check_socket(self) -> None:
         """End the connection if its socket has broken; called once a second."""
         self._input.check_socket()

@@ -198,8 +198,9 @@ class Listener:
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
         """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
-        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted, but for control
-        requests alone, and only while few such connections are open. Then the reason for the restriction is returned.
+        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted if its protocol has
+        control requests, but for these alone, and only while few such connections are open. Then the reason for the
+        restriction is returned.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """
@@ -208,9 +209,13 @@ class Listener:
         if place_count < self._places.connections:
             return ""
         extra = {"client": connection.client_info.address, "connections": self._places.connections}
+        has_control_requests = connection.has_control_requests
+        may_exceed = may_exceed and has_control_requests
         if not may_exceed or len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
             # Counted as before its login until it has ended.
             self._before_login[connection] = self._loop.time()
+        if not has_control_requests:
+            raise RemoteProtocolError(f"{self._limit_reason}: try again later", Code.LIMIT)
         if not may_exceed:
             raise RemoteProtocolError(
                 f"{self._limit_reason}, and only users with the right monitor or admin may exceed it: try again later",

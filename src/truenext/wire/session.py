@@ -111,6 +111,8 @@ class ProtocolRules(NamedTuple):
     has_takeover: bool
     """True if a client may take over its lost connection, so that a connection may be parked. False: every lost
     connection ends at once."""
+    has_control_requests: bool
+    """True if clients can send control requests, so that a few more may log in for these when all places are taken."""
 
 
 class WireSession(Protocol):

@@ -28,6 +28,7 @@ OPENWIRE_RULES = ProtocolRules(
     plain_text="this port speaks TLS: connect with ssl://, not with tcp://",
     missing_end="no ShutdownInfo",
     has_takeover=False,
+    has_control_requests=False,
 )
 
 _WIRE_FORMAT_INFO, _CONNECTION_INFO, _KEEP_ALIVE_INFO, _SHUTDOWN_INFO = 1, 3, 10, 11

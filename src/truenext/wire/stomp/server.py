@@ -46,6 +46,7 @@ STOMP_RULES = ProtocolRules(
     plain_text="this port speaks TLS: connect to stomp+ssl://, not to stomp://",
     missing_end="no DISCONNECT",
     has_takeover=True,
+    has_control_requests=True,
 )
 
 
