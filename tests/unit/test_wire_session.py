@@ -500,3 +500,18 @@ def test_client_without_tls_is_refused_in_the_words_of_its_protocol() -> None:
     rig.send(b"HELLO\n")
     assert rig.read() == b"FAULT None not-supported speak TLS\n"
     rig.close()
+
+
+def test_time_of_the_tls_handshake_counts_towards_the_opening(caplog: pytest.LogCaptureFixture) -> None:
+    tls = mock.Mock(has_unsent=False, is_ready=False)
+    tls.recv.side_effect = BlockingIOError
+    rig = Rig(tls=tls)
+    rig.send(b"part of a handshake")
+    rig.advance(RULES.opening_seconds_max - 0.1)
+    assert rig.state is Life.OPEN
+    rig.advance(0.2)
+    # No answer can be encrypted.
+    assert rig.state is Life.CLOSED and not tls.send.called
+    (record,) = caplog.records
+    assert (record.message, cast(Any, record).reason) == ("client refused", "no HELLO in time")
+    rig.close()
