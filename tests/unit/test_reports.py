@@ -340,7 +340,7 @@ def refused_target(address: str) -> Callable[[], object]:
     [
         *((refused_target(each), "to one queue") for each in ("/topic/t", "/queue/a,/queue/b", "/temp-topic/t")),
         *(
-            (refused_target(each), "stays there")
+            (refused_target(each), "where failed messages stay")
             for each in ("/temp-queue/a", "/remote-temp-queue/x/a", "/queue/DLQ.a")
         ),
         (lambda: failure_destinations(QUEUE, "/queue/r", None, None), "report-to needs truenext-report-id, which is"),

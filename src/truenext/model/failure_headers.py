@@ -41,8 +41,8 @@ def failure_destinations(
         )
     if destination.kind is DestinationKind.TEMPORARY or destination.name.startswith(DEAD_LETTER_PREFIX):
         raise destination_error(
-            f"{REPORT_TO} and {ON_FAILURE} on a SEND to {destination.address[:100]!r}: a message that fails there "
-            "stays there; leave them out"
+            f"{REPORT_TO} and {ON_FAILURE} would have no effect on a SEND to {destination.address[:100]!r}, a "
+            "temporary or dead-letter queue, where failed messages stay; leave them out"
         )
     if (report_to is None) != (report_id is None):
         present, missing = (REPORT_ID, REPORT_TO) if report_to is None else (REPORT_TO, REPORT_ID)

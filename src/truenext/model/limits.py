@@ -200,8 +200,8 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that it owns.
 
-Exceeded: `more than {SUBSCRIPTIONS_MAX} subscriptions on one connection`
-"""
+Exceeded: `this connection has {SUBSCRIPTIONS_MAX} subscriptions, the most allowed: end some, or open another connection`
+"""  # noqa: E501
 
 REPLY_DESTINATIONS_MAX = 1000
 """Temporary topics of one connection, and temporary queues that did not exist when they were named, to which other
@@ -349,7 +349,7 @@ delay. A queue to which a transaction sends counts TRANSACTION_QUEUE_COUNT, exce
 TRANSACTION_QUEUES_UNCOUNTED of each transaction.
 
 Setting: `transaction_messages_max`
-Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a delay, and queues beyond the first … of a transaction …; commit more often`
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a delay, and each queue beyond the first … of a transaction counts …; commit more often`
 """  # noqa: E501
 
 TRANSACTION_QUEUES_UNCOUNTED = 100
@@ -495,7 +495,7 @@ Exceeded: `AMQ_SCHEDULED_CRON … is not five fields of {CRON_LENGTH_MAX} charac
 CONTROL_REQUEST_BYTES_MAX = 64 * 1024
 """Bytes of the body of a control request.
 
-Exceeded: `a control request of more than {CONTROL_REQUEST_BYTES_MAX} bytes`
+Exceeded: `the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes`
 """
 
 CONTROL_REQUEST_SEQUENCES_MAX = 1000

@@ -102,7 +102,7 @@ class Checkpoint:
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
-            raise damage_error("checkpoint", f"{problem}, and the journal is not", self._data)
+            raise damage_error("checkpoint", f"{problem}, but the journal exists", self._data)
         self._env = _open(folder, map_size)
         self._databases: list[lmdb._Database] = []
         try:

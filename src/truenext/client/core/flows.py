@@ -102,7 +102,7 @@ def receive(
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number from 1, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ValueError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
+        raise ValueError(f"timeout must be None, or a number of seconds, 0 or more, not {timeout!r}")
     deadline = None if timeout is None else session.client.clock() + (timeout or DEFAULT_TIMEOUT_S)
     return (yield from session.receive(subscription, count, deadline, owner, no_wait=timeout == 0))
 

@@ -122,7 +122,9 @@ class Sending:
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
         if send.producer is not None:
-            raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
+            raise RemoteProtocolError(
+                "a SEND in a transaction must not have truenext-number: number the COMMIT instead"
+            )
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)

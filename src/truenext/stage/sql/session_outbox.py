@@ -210,7 +210,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
         seed = connection.execute(before).scalar_one_or_none()
         if seed is not None:
             return str(seed).replace("-", "")
-    raise FlowError("the key was deleted twice while flows began under it: try again")
+    raise FlowError("the key was deleted twice while this transaction read it: try again")
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
