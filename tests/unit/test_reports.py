@@ -345,8 +345,8 @@ def refused_target(address: str) -> Callable[[], object]:
         ),
         (lambda: failure_destinations(QUEUE, "/queue/r", None, None), "report-to needs truenext-report-id, which is"),
         (lambda: failure_destinations(QUEUE, None, "i", None), "report-id needs truenext-report-to, which is missing"),
-        (lambda: failure_destinations(QUEUE, "/queue/r", "", None), "of 0 characters; it has 1 to 64"),
-        (lambda: failure_destinations(QUEUE, "/queue/r", "i" * 65, None), "of 65 characters; it has 1 to 64"),
+        (lambda: failure_destinations(QUEUE, "/queue/r", "", None), "of 0 characters; it must have 1 to 64"),
+        (lambda: failure_destinations(QUEUE, "/queue/r", "i" * 65, None), "of 65 characters; it must have 1 to 64"),
         *(
             (
                 refused_report(each),

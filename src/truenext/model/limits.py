@@ -437,7 +437,7 @@ Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
 REPORT_ID_LENGTH_MAX = 64
 """Characters in the `truenext-report-id` of a SEND.
 
-Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
+Exceeded: `… of … characters; it must have 1 to {REPORT_ID_LENGTH_MAX}`
 """
 
 TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
@@ -542,7 +542,7 @@ selector, or more if that compares with certain texts. Dead-letter queues, the f
 and 2 MiB for subscriptions come in addition.
 
 Setting: `memory_limit` of `[broker]`
-Exceeded: `open transactions of all connections have … bytes, at most … (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
+Exceeded: `open transactions of all connections have … of at most … bytes (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
 """  # noqa: E501
 
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024

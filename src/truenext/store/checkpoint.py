@@ -115,7 +115,9 @@ class Checkpoint:
                 self._meta = self._open_checksummed_database(txn, b"meta")
                 self._check_format(txn)
                 if entries != len(DATABASES):
-                    raise damage_error("checkpoint", f"it has {entries} databases", self._data)
+                    raise damage_error(
+                        "checkpoint", f"it has {entries} databases instead of {len(DATABASES)}", self._data
+                    )
                 self._persistent = self._open_message_tables(txn, PERSISTENT_TABLES)
                 self._transient = self._open_message_tables(txn, TRANSIENT_TABLES, self._meta.need(txn, b"generation"))
                 self._queues = self._open_checksummed_database(txn, b"queues")

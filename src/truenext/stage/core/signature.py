@@ -71,7 +71,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
         second = parameters[1]
         if hints.get(second.name) != state:
             raise DefinitionError(
-                f"{subject} takes its state second: annotate {second.name} with {type_name(state)}, "
+                f"{subject} takes its state as its second parameter: annotate {second.name} with {type_name(state)}, "
                 f"not {type_name(hints.get(second.name))}"
             )
     reply = hints.get("return", NoneType)

@@ -254,4 +254,6 @@ def _clock(connection: Connection) -> ColumnElement[int]:
     try:
         return literal_column(CLOCK[connection.dialect.name])
     except KeyError:
-        raise ConfigurationError(f"the outbox is in PostgreSQL or SQLite, not {connection.dialect.name}") from None
+        raise ConfigurationError(
+            f"the outbox must be in PostgreSQL or SQLite, and the session uses {connection.dialect.name}"
+        ) from None

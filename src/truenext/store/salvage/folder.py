@@ -155,7 +155,7 @@ class Salvage:
             yield message
         for number, expected, found in references.mismatches():
             self.damage_report.add_damage(
-                "contents", f"content {number}: {found} references found, its mark says {expected}"
+                "contents", f"content {number}: its mark says {expected} references, and {found} were found"
             )
         self._progress.finish()
 

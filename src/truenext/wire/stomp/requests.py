@@ -268,7 +268,7 @@ class FrameInterpreter:
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and destination.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(
-                f"truenext-express with {address}: express dispatch is for one queue; subscribe to that by its name"
+                f"truenext-express with {address}: express dispatch is for one queue; subscribe to a queue by its name"
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError(
