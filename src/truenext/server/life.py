@@ -126,5 +126,5 @@ class ConnectionLife:
         """
         after = TRANSITIONS[self.state].get(event)
         if after is None:
-            raise AssertionError(f"{event.name} of a connection that is {self.state.value}")
+            raise AssertionError(f"{event.name} cannot happen to a connection that is {self.state.value}")
         self.state = after

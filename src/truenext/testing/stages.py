@@ -468,7 +468,7 @@ async def stages(
         raise ValueError(f"service must be a Service, not {service!r}")
     if not isinstance(database, str | None):
         # Without the value: it may have a password.
-        raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
+        raise ValueError(f"database must be a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
     async with AsyncExitStack() as stack:
         local = await stack.enter_async_context(broker())
         if database == "sqlite://":

@@ -124,7 +124,7 @@ class BrowseTask(BackgroundTask):
             # The queue of a durable subscription, which has ended with all messages of the page.
             page.messages, page.is_end = [], True
         if not (page.messages or page.is_end):
-            raise damage_error(read.lane, "a page is empty, but not the last")
+            raise damage_error(read.lane, "no message was read, although the store says that there are more")
         self._current_read = None
         if not page.is_end:
             read.last_sequence = min(read.last_sequence, page.messages[-1].sequence)
