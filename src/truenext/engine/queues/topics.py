@@ -246,8 +246,8 @@ class RouteAhead:
         return sum(map(self._router.has, queues))
 
     def find(self, topic: str, message: SentMessage) -> Iterator[None]:
-        """Find the queues that get the message from one topic, a part of the search in each step. A second call finds
-        the queues of subscriptions made since the first."""
+        """Search for the queues that get the message from one topic, a part in each step. The result is in `count` and
+        `queues_of`. A second call searches only the subscriptions made since the first."""
         queues, as_of = self._found.get(topic, ([], -1))
         if as_of < 0:
             route = yield from self._router.find_route(topic)
