@@ -537,8 +537,8 @@ answers of all clients a sixteenth, and incomplete frames a sixteenth and one fr
 
 A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
 64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
-or name in it. Each queue of a subscription takes 0.3 KiB for a second pattern, and 1.2 to 2 KiB for each different
-selector, or more if that compares with certain texts. Dead-letter queues, the first temporary queue of each connection,
+or name in it. A queue takes 0.3 KiB more for each wildcard consumer after its first, and 1 to 2 KiB for each
+different selector of its consumers, and 0.35 KiB for each text that such a selector requires of a property. Dead-letter queues, the first temporary queue of each connection,
 and 2 MiB for subscriptions come in addition.
 
 Setting: `memory_limit` of `[broker]`

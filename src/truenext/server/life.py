@@ -2,7 +2,7 @@
 
     OPEN ──DISCARD──▶ DISCARDING ──LAST_ANSWER──▶ CLOSING ──HALF_CLOSE──▶ LINGERING ──CLOSE──▶ CLOSED
     OPEN ──PARK─────▶ PARKED ──CLOSE──▶ CLOSED
-    any state but PARKED and CLOSED ──STOP──▶ STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING
+    OPEN, or while it ends ──STOP──▶ STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING
 
 These are the usual steps. HALF_CLOSE leads to LINGERING from DISCARDING and both states of a stop, too; and CLOSE leads
 to CLOSED from all states but OPEN and CLOSED. TRANSITIONS has every step; any other step is a bug.

@@ -1,5 +1,5 @@
 """Test kit for a service of stages. It runs the service with a broker in the test's own process. A test can mock
-endpoints of other services, advance the clock, order faults at named points, and wait until all flows have ended.
+endpoints of other services, advance the clock, request faults at named points, and wait until all flows have ended.
 
     async with stages(app, database="sqlite://") as t:
         t.mock(stock, lambda asked: Reserved(ok=True))

@@ -283,7 +283,7 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """Return the entries in memory after a sequence, in order. The result has at most one entry more than a slice
-    shows. If the lane has messages that only the store has, entries above the horizon are left out."""
+    """Return the entries in memory after a sequence, in order, at most one more than a slice can show. If messages of
+    the lane are only in the store, the result ends at the horizon; a page brings the others."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

@@ -170,7 +170,7 @@ class ScheduledSendInfo(msgspec.Struct):
     size: int
     """Size of the body in bytes."""
     body: str
-    """First {SHOWN_BODY_BYTES} bytes of the body."""
+    """Beginning of the body as text: its first {SHOWN_BODY_BYTES} bytes. Bytes that are not UTF-8 are replaced."""
 
 
 class ScheduledResult(BulkResult):
