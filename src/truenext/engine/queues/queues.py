@@ -281,7 +281,9 @@ class Queues:
             reserved = self._reservations.reserved_temporary(owner.id)
             if len(owner.temporary_queues) + len(reserved) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(
-                    f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection", Code.LIMIT
+                    f"this connection has {SUBSCRIPTIONS_MAX} temporary queues, the most allowed: use fewer, for "
+                    "example one for all replies",
+                    Code.LIMIT,
                 )
             if not reserved and owner.is_first_reply_queue(destination):
                 return True
