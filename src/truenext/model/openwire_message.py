@@ -63,6 +63,7 @@ from truenext.model.loose_fields import (
 )
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.numerals import are_digits
+from truenext.model.values import TypedText, Value
 
 PLAIN, BYTES, MAP, OBJECT, STREAM, TEXT = range(23, 29)
 """Type numbers of messages."""
@@ -105,14 +106,6 @@ _ADDRESS_STARTS = {
     TEMPORARY_QUEUE: "/remote-temp-queue/",
     TEMPORARY_TOPIC: "/remote-temp-topic/",
 }
-
-Value = str | int | float | bool | None
-
-
-class TypedText(str):
-    """Text of a JMS property. Selectors do not read it as a number or a truth value, as the text of a STOMP header."""
-
-    __slots__ = ()
 
 
 class PhysicalName(NamedTuple):
