@@ -54,7 +54,8 @@ from truenext.wire.openwire.structures import (
 PRODUCER = ProducerId("ID:host-1:1", 3, 2)
 CONSUMER = ConsumerId("ID:other-1:1", 1, 1)
 KEY = message_key(lane_key(7, 5), 1234)
-PLAIN = TextMessage(1, True, PRODUCER, QueueName("orders"), message_id=MessageId(None, PRODUCER, 5), priority=4)
+ORDERS = QueueName("orders")
+PLAIN = TextMessage(1, True, PRODUCER, ORDERS, message_id=MessageId(None, PRODUCER, 5), priority=4)
 
 
 def counted(data: bytes) -> bytes:
@@ -70,9 +71,7 @@ def properties(**values: TypedValue) -> bytes:
     return encode_map(values)
 
 
-def dispatched(
-    message: SentMessage, destination: PhysicalDestination = PLAIN.destination, sequence: int = 77
-) -> Message:  # type: ignore[assignment]
+def dispatched(message: SentMessage, destination: PhysicalDestination = ORDERS, sequence: int = 77) -> Message:
     """Message as a JMS client gets it."""
     frame = DispatchEncoder(CONSUMER, destination, "abc").encode(message, sequence, 2, 1_000)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
@@ -396,9 +395,9 @@ def test_message_keeps_texts_from_jms_to_stomp_and_back(values: dict[str, TypedV
     assert body == b"hi"
     again = dispatched(replace(message, form=0, header=found, body=body, is_text=True))
     assert again.content == counted(b"hi")
-    names = set()
+    names: set[str] = set()
     if again.marshalled_properties is not None:
-        names = (FieldReader(again.marshalled_properties).read_map() or {}).keys()
+        names |= (FieldReader(again.marshalled_properties).read_map() or {}).keys()
     assert names == set(values)
 
 
