@@ -119,6 +119,38 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 Exceeded: `body of more than {BODY_BYTES_MAX} bytes`
 """
 
+OPENWIRE_FRAME_BYTES_MAX = BODY_BYTES_MAX + 512 * 1024
+"""Bytes of one OpenWire frame. The broker announces this number, and the clients keep to it when they write and when
+they read. So it leaves space for what the broker adds to a message.
+
+Exceeded: `OpenWire frame of … bytes; at most {OPENWIRE_FRAME_BYTES_MAX}`
+"""
+
+OPENWIRE_MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEADER_BYTES_MAX
+"""Bytes of one OpenWire message as the broker stores it: content, properties, ids and other headers.
+
+Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}`
+"""
+
+MAP_VALUES_MAX = 64 * 1024
+"""Values in all maps and lists of one OpenWire frame that the broker reads.
+
+Exceeded: `more than {MAP_VALUES_MAX} values in the maps and lists of one frame`
+"""
+
+MAP_DEPTH_MAX = 32
+"""Maps and lists inside one another in one OpenWire frame that the broker reads.
+
+Exceeded: `more than {MAP_DEPTH_MAX} maps and lists inside one another`
+"""
+
+NESTED_DEPTH_MAX = 8
+"""Structures inside one another in one OpenWire frame. Those of clients have four: acknowledgement, message id,
+producer id, and its strings.
+
+Exceeded: `more than {NESTED_DEPTH_MAX} structures inside one another`
+"""
+
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of a body that the `truenext` command takes from a broker: one answer may describe all queues of the broker, in
 120 bytes each.

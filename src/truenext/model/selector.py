@@ -4,6 +4,8 @@
 
 selector_grammar.py has the language. A message matches only if the whole condition is true. If a message has no header
 with a name of the selector, underscores in the name are read as hyphens: content_type finds `content-type`.
+
+Properties of a message in OpenWire form have types, and are compared by their types. All other values are header lines.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from weakref import WeakValueDictionary
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
-from truenext.model.message import SentMessage
+from truenext.model.message import OPENWIRE_FORM, SentMessage
+from truenext.model.openwire_message import (
+    compared_bytes,
+    destination_as_sent,
+    header_lines,
+    jms_headers,
+    message_id,
+    selector_values,
+)
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
     HEADER_PROPERTIES,
@@ -28,16 +38,24 @@ from truenext.model.selector_grammar import (
     PRIORITY,
     Expression,
     SelectorError,
-    Value,
     activemq_prefixes,
     compile_condition,
     conjuncts,
 )
+from truenext.model.values import Value
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
-    "JMSTimestamp": lambda message: message.arrived_ms,
+    # The producer's time if it has stated one.
+    "JMSTimestamp": lambda message: (
+        jms_headers(message).timestamp_ms if message.form == OPENWIRE_FORM else message.arrived_ms
+    ),
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
+    "JMSDestination": lambda message: (
+        None if (destination := destination_as_sent(message)) is None else destination.qualified
+    ),
+    # The id of a message of a STOMP client depends on its queue, and is unknown here.
+    "JMSMessageID": lambda message: message_id(message) if message.form == OPENWIRE_FORM else None,
 }
 """Properties that are not in a message's header lines."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
@@ -81,6 +99,8 @@ class HeaderProperty(NamedTuple):
     """Property that is found in the header lines by the first bytes of its line. This works because no name in a
     selector needs an escape."""
 
+    name: str
+    """Name in the header lines."""
     first_start: bytes
     """First bytes of the property's line, if it is the first line."""
     line_start: bytes
@@ -93,7 +113,7 @@ class HeaderProperty(NamedTuple):
         """Return the property that a selector calls by this name."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
-        return cls(f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
+        return cls(header_name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
     def value_in(self, header: bytes) -> str | None:
         """Return the value of the property in a message's header lines; None if the message lacks the property."""
@@ -106,6 +126,21 @@ class HeaderProperty(NamedTuple):
             at += len(self.line_start)
         value = header[at : header.index(b"\n", at)].decode()
         return unescape(value) if "\\" in value else value
+
+    def text_of(self, message: SentMessage) -> str | None:
+        """Return the property of a message of either form if it is a text, else None."""
+        if message.form != OPENWIRE_FORM:
+            return self.value_in(message.header)
+        value = self.select(selector_values(message), message)
+        return value if isinstance(value, str) else None
+
+    def select(self, values: dict[str, Value], message: SentMessage) -> Value:
+        """Return the property's value among those of a message in OpenWire form."""
+        if self.name in values:
+            return values[self.name]
+        if self.name == "content-length":
+            return self.value_in(header_lines(message))
+        return None if self.fallback is None else self.fallback.select(values, message)
 
 
 def _with_hyphens(name: str) -> str:
@@ -120,6 +155,7 @@ class Selector:
         "_accessors",
         "_header_name_by_property",
         "_lookups",
+        "_properties",
         "_test",
         "base_ns",
         "byte_ns",
@@ -136,9 +172,8 @@ class Selector:
         self._header_name_by_property = {
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
-        self._lookups: list[tuple[str, HeaderProperty]] = []
-        if len(self._header_name_by_property) <= _LOOKUPS_MAX:
-            self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
+        self._properties = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
+        self._lookups = self._properties if len(self._properties) <= _LOOKUPS_MAX else []
         self.ranks = _ranks(part)
         """Ranks of messages that can match. Messages of other ranks need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
@@ -150,18 +185,30 @@ class Selector:
         self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
         """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
-            text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
+            text,
+            self._test,
+            self._accessors,
+            self._header_name_by_property,
+            self._properties,
+            self.ranks,
+            self.required,
         )
         """Approximate bytes of memory."""
 
     def cost_ns(self, message: SentMessage) -> int:
         """Return about how long a comparison with this message takes at most, in nanoseconds."""
-        return self.base_ns + self.byte_ns * len(message.header)
+        return self.base_ns + self.byte_ns * compared_bytes(message)
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
         for name, get in self._accessors:
             values[name] = get(message)
+        if message.form == OPENWIRE_FORM:
+            if self._properties:
+                typed = selector_values(message)
+                for name, lookup in self._properties:
+                    values[name] = lookup.select(typed, message)
+            return self._test(values) is True
         header = message.header
         for name, lookup in self._lookups:
             values[name] = lookup.value_in(header)

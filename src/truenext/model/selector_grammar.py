@@ -11,6 +11,9 @@ unknown is None.
 All values of STOMP are texts. So when a property is compared with a number or a truth value, its text is converted to
 that type if possible. Source: docs/decisions/0020-selectors.md
 
+Properties of JMS have types: a boolean, a number or a text (`TypedText`), none of which is converted. A comparison of
+values of different types is false.
+
 This is one file, as each rule of the grammar is a method of the compiler.
 """
 
@@ -26,8 +29,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
 from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
-
-Value = str | int | float | bool | None
+from truenext.model.values import Value
 
 Values = Mapping[str, Value]
 """Properties of one message, by name. A property that is None, or missing, is unknown."""
@@ -92,7 +94,13 @@ CONVERTED = "convert_string_expressions:"
 _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
-MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+MESSAGE_PROPERTIES = {
+    PRIORITY: "number",
+    "JMSTimestamp": "number",
+    "JMSDeliveryMode": "text",
+    "JMSDestination": "text",
+    "JMSMessageID": "text",
+}
 """Kinds of the properties that are not in a message's header lines, by name."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
 """Name in the header lines, for each property that has another name in JMS."""
@@ -236,7 +244,7 @@ class _Compiler(Transformer[Token, Any]):
 
         def test(values: Values) -> bool | None:
             value = evaluate(values)
-            return None if value is None else value in choices
+            return value in choices if isinstance(value, str) else None
 
         (name,) = part.names
         one_of = (name, choices) if part.kind == "property" else None
@@ -250,7 +258,7 @@ class _Compiler(Transformer[Token, Any]):
 
         def test(values: Values) -> bool | None:
             value = evaluate(values)
-            return None if value is None else matches(value)
+            return matches(value) if isinstance(value, str) else None
 
         form = ("LIKE", part.form, _unquote(pattern), escape and _unquote(escape))
         condition = _combine([part], "truth", test, form)
@@ -453,6 +461,8 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     if not is_equality and kind != "number":
         raise SelectorError(at, f"{sign} is for numbers, not for a {kind},")
     compare, first, second = _OPERATORS[sign], left.test, right.test
+    if kind == "text" and (sign == "<>" or not kinds):
+        compare = _differ if sign == "<>" else _are_equal
     as_first, as_second = (None if part.kind == kind else _CONVERSIONS[kind] for part in (left, right))
 
     def test(values: Values) -> bool | None:
@@ -476,8 +486,10 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
 
 
 def _number(value: Value) -> int | float | None:
-    """Return the number that a text states; None if the value is not the text of a number."""
-    if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
+    """Return a number, or the number that a text states; None for any other value."""
+    if type(value) is not str:
+        return value if type(value) is int or type(value) is float else None
+    if len(value) > _NUMBER_LENGTH_MAX:
         return None
     if _INTEGER.fullmatch(value) is not None:
         integer = int(value)
@@ -486,8 +498,25 @@ def _number(value: Value) -> int | float | None:
 
 
 def _boolean(value: Value) -> bool | None:
-    """Return the truth value of the text "true" or "false"; None for any other value."""
-    return _BOOLEANS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
+    """Return a truth value, or that of the text "true" or "false"; None for any other value."""
+    if type(value) is not str:
+        return value if isinstance(value, bool) else None
+    return _BOOLEANS.get(value.lower()) if len(value) <= 5 else None
+
+
+def _are_alike(one: Value, other: Value) -> bool:
+    """Return whether two values are of one type; all numbers are of one type."""
+    if isinstance(one, str | bool):
+        return isinstance(other, str) if isinstance(one, str) else isinstance(other, bool)
+    return not isinstance(other, str | bool)
+
+
+def _are_equal(one: Value, other: Value) -> bool:
+    return _are_alike(one, other) and one == other
+
+
+def _differ(one: Value, other: Value) -> bool:
+    return _are_alike(one, other) and one != other
 
 
 _CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _boolean, "text": None}

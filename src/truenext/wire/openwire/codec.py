@@ -1,0 +1,515 @@
+"""Decoder: makes commands from the bytes of an OpenWire connection, version 12 in loose encoding.
+
+The decoder takes bytes as they arrive, in parts of any size, and returns the commands of all frames that are whole. If
+the bytes are no frame, it raises RemoteProtocolError, and must not be used afterwards. It keeps nothing of a frame
+whose size exceeds the limit.
+
+    frame = size (4 bytes), type (1 byte), fields
+
+Messages, acknowledgements and transactions are decoded by functions that read the usual fields in a row; if anything
+is unusual or wrong, these functions return None, and the frame is decoded by its table (fields.py). Results are the
+same. Ids and destinations that a connection repeats are the same objects.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from truenext.errors import RemoteProtocolError
+from truenext.model.limits import (
+    LOGIN_BYTES_MAX,
+    OPENWIRE_FRAME_BYTES_MAX,
+    OPENWIRE_MESSAGE_BYTES_MAX,
+)
+from truenext.model.loose_fields import FieldReader, encode_bytes, encode_string, malformed
+from truenext.model.message import OPENWIRE_FORM, SentMessage
+from truenext.model.openwire_message import (
+    BODY_HEAD,
+    COMPRESSED,
+    DROPPABLE,
+    OpenWireSlices,
+    group_of_message,
+)
+from truenext.model.order import PRIORITY_MAX
+from truenext.wire.openwire.fields import MAGIC, decode_structure, encode_nested, encode_structure
+from truenext.wire.openwire.structures import (
+    BlobMessage,
+    ConnectionId,
+    ConsumerId,
+    KeepAliveInfo,
+    LocalTransactionId,
+    Message,
+    MessageAck,
+    MessageId,
+    PhysicalDestination,
+    ProducerId,
+    Structure,
+    TransactionId,
+    TransactionInfo,
+)
+
+_SIZE = Struct(">i")
+_INT = Struct(">i")
+_LONG = Struct(">q")
+_COMMAND = Struct(">xi?")
+"""Type, which is known, command id, response required."""
+_NULL_COMMAND = 0
+_OPENING = b"\1" + MAGIC
+"""Type and first bytes of the first frame."""
+_KNOWN_MAX = 256
+_KNOWN_BYTES_MAX = 512
+"""Number and length of the ids and destinations that a connection keeps, so that equal ones are one object."""
+
+# Parts of messages. The first ends with the length of the connection's id.
+_MESSAGE_START = Struct(">xi?BBBH")
+_TYPE_BEFORE = 8
+"""Bytes from the type of the message to the fields of the producer's id."""
+_PLAIN_FIELDS = Struct(">qq7s?qbBqB")
+"""Two numbers of the id; no original transaction, group and correlation id; persistent, expiration, priority; reply-to
+is there; time; type is there."""
+_NO_GROUP = bytes(7)
+_BROKER_OWNED = Struct(">?qb")
+_NESTED_STRING = Struct(">BBBH")
+"""Presence, type, presence of the string, and length."""
+_SMALL_TAIL = bytes(37)
+"""Fields after the properties, as clients send them: none is set."""
+_COMPRESSED_TAIL = b"\0\0\1" + bytes(34)
+
+_Known = TypeVar("_Known", bound=Structure)
+
+
+class ProducedMessage(msgspec.Struct, gc=False):
+    """Message of a producer, with what the broker must know to send it."""
+
+    command_id: int
+    response_required: bool
+    producer_id: ProducerId
+    sequence: int
+    """Producer's number of the message."""
+    destination: PhysicalDestination
+    transaction_id: TransactionId | None
+    message: SentMessage
+    """Message in OpenWire form. `arrived_ms` is not set."""
+    has_reply_to: bool
+
+
+class _ProducerBytes(NamedTuple):
+    """Bytes that are the same in all messages of one producer to one destination, and what they mean."""
+
+    start: bytes
+    """Fields of the producer's id, and the destination."""
+    id_start: bytes
+    """No original destination, and the beginning of the message id."""
+    producer_id: ProducerId
+    destination: PhysicalDestination
+    slices: bytes
+    """Slices of the body up to the group."""
+    ends: tuple[int, int, int]
+    """Positions in the body at which these slices end."""
+
+
+class Decoder:
+    """Decoder of what the client of one connection sends."""
+
+    __slots__ = (
+        "_fault",
+        "_frame_bytes_max",
+        "_known",
+        "_login_bytes",
+        "_missing_bytes",
+        "_producers",
+        "_was_opened",
+        "has_more",
+        "is_connected",
+        "pending",
+    )
+
+    def __init__(self, frame_bytes_max: int = OPENWIRE_FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self.pending = bytearray()
+        """Beginning of an incomplete frame. This is always the same object; a caller that stops reading may clear
+        it."""
+        self.is_connected = False
+        """True once the client has sent its ConnectionInfo; the caller sets it. Until then `receive` returns one
+        command at a time, and the client may only send as many bytes as a login needs, keep-alives apart."""
+        self.has_more = False
+        """True if the caller must call `receive(b"")` now: `pending` may contain further frames, or the returned
+        commands are followed by an error."""
+        self._missing_bytes = 0
+        """Number of bytes that must still come before `pending` can have a whole frame."""
+        self._login_bytes = 0
+        """Bytes of the frames before the login."""
+        self._was_opened = False
+        """True once the first frame has come."""
+        self._fault: RemoteProtocolError | None = None
+        self._known: dict[bytes, Structure] = {}
+        self._producers: dict[bytes, _ProducerBytes] = {}
+
+    def receive(self, data: bytes) -> list[Structure | ProducedMessage]:
+        """Return the commands that `data` completes.
+
+        Raises: RemoteProtocolError if the bytes are not OpenWire, or exceed a limit. Commands before the fault are
+        returned, and the next call raises. So the result does not depend on how the bytes are split.
+        """
+        if self._fault is not None:
+            raise self._fault
+        commands: list[Structure | ProducedMessage] = []
+        try:
+            self._decode(data, commands)
+        except RemoteProtocolError as error:
+            if not commands:
+                raise
+            self._fault = error
+        self.has_more = bool(commands) and (not self.is_connected or self._fault is not None)
+        return commands
+
+    def _decode(self, data: bytes, commands: list[Structure | ProducedMessage]) -> None:
+        if self.pending:
+            self.pending += data
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:
+                self._check_opening(self.pending)
+                return
+            data = bytes(self.pending)
+            self.pending.clear()
+        size = len(data)
+        start = 0
+        if not self._was_opened:
+            self._check_opening(data)
+        is_connected, frame_bytes_max = self.is_connected, self._frame_bytes_max
+        while True:
+            at = start + _SIZE.size
+            if at > size:
+                self._missing_bytes = at - size
+                break
+            frame_bytes: int = _SIZE.unpack_from(data, start)[0]
+            if not is_connected or not 0 < frame_bytes <= frame_bytes_max:
+                self._check_size(frame_bytes)
+            end = at + frame_bytes
+            if end > size:
+                self._missing_bytes = end - size
+                break
+            self._was_opened = True
+            start = end
+            decode = _FAST.get(data[at])
+            command = None
+            if decode is not None:
+                try:
+                    command = decode(self, data, at, end)
+                except (StructError, IndexError, RemoteProtocolError):
+                    # decode_structure decides whether the frame is wrong.
+                    command = None
+            elif frame_bytes == 1 and data[at] == _NULL_COMMAND:
+                continue
+            if command is None:
+                command = _decode_frame(data[at:end])
+            commands.append(command)
+            if not is_connected:
+                if not isinstance(command, KeepAliveInfo):
+                    self._login_bytes += _SIZE.size + frame_bytes
+                # The rest can only be decoded once the caller knows whether this was the login.
+                self._missing_bytes = 0
+                break
+        if start < size:
+            self.pending += memoryview(data)[start:]
+
+    def _check_opening(self, data: bytes | bytearray) -> None:
+        """Check the first bytes of a connection, however few have come.
+
+        Raises: RemoteProtocolError if they are no WireFormatInfo
+        """
+        if not self._was_opened and not _OPENING.startswith(data[_SIZE.size : _SIZE.size + len(_OPENING)]):
+            raise malformed("the first frame is no WireFormatInfo: the client does not speak OpenWire")
+
+    def _check_size(self, frame_bytes: int) -> None:
+        if not frame_bytes:
+            raise malformed("OpenWire frame without a type")
+        if not 0 < frame_bytes <= self._frame_bytes_max:
+            raise malformed(f"OpenWire frame of {frame_bytes} bytes; at most {self._frame_bytes_max}")
+        if not self.is_connected and self._login_bytes + frame_bytes > LOGIN_BYTES_MAX:
+            raise malformed(f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete")
+
+    # ---- Usual frames. Each function returns None if the frame is unusual or wrong. ----
+
+    def _message(self, data: bytes, at: int, end: int) -> ProducedMessage | None:
+        command_id, required, mark, kind, has_text, length = _MESSAGE_START.unpack_from(data, at)
+        producer_at = at + 8
+        producer_end = producer_at + 19 + length
+        producer = self._producers.get(data[producer_at:producer_end])
+        if producer is None or not data.startswith(producer.start, producer_at):
+            if mark != 1 or kind != ProducerId.TYPE or has_text != 1:
+                return None
+            producer = self._add_producer(data, producer_at, producer_end)
+        at = producer_at + len(producer.start)
+        transaction_id: TransactionId | None = None
+        if data[at]:
+            transaction_id, at = self._transaction(data, at)
+        else:
+            at += 1
+        if not data.startswith(producer.id_start, at):
+            return None
+        at += len(producer.id_start)
+        sequence, _, nulls, persistent, expiration, priority, has_reply_to, _, has_type = _PLAIN_FIELDS.unpack_from(
+            data, at
+        )
+        group_at = at + 17
+        has_group = False
+        if nulls == _NO_GROUP and not has_reply_to and not has_type:
+            # A shortcut: no group, correlation id, reply-to and type.
+            group_end = group_at + 6
+            before_at = group_end + 10
+            at = before_at + 10
+        else:
+            # No original transaction. Group, number in it, correlation id.
+            if nulls[0]:
+                return None
+            at = group_at
+            has_group = data[at] != 0
+            at = (_ascii_end(data, at) if has_group else at + 1) + 4
+            group_end = at = _ascii_end(data, at) if data[at] else at + 1
+            persistent, expiration, priority = _BROKER_OWNED.unpack_from(data, at)
+            # Reply-to, time, type.
+            before_at = at = at + 10
+            has_reply_to = data[at]
+            at = self._destination(data, at)[1] if has_reply_to else at + 1
+            at += 8
+            at = _ascii_end(data, at) if data[at] else at + 1
+        content_at = at
+        at = content_end = _bytes_end(data, at) if data[at] else at + 1
+        at = _bytes_end(data, at) if data[at] else at + 1
+        tail = data[at:end]
+        if tail == _SMALL_TAIL:
+            flags = 0
+        elif tail == _COMPRESSED_TAIL:
+            flags = COMPRESSED
+        else:
+            return None
+        first, second, third = producer.ends
+        fourth = third + group_end - group_at
+        body = b"".join(
+            (
+                BODY_HEAD.pack(
+                    data[producer_at - _TYPE_BEFORE],
+                    flags,
+                    sequence,
+                    first,
+                    second,
+                    third,
+                    fourth,
+                    fourth + content_at - before_at,
+                    fourth + content_end - before_at,
+                ),
+                producer.slices,
+                data[group_at:group_end],
+                data[before_at:at],
+            )
+        )
+        if not 0 <= priority <= PRIORITY_MAX or len(body) > OPENWIRE_MESSAGE_BYTES_MAX:
+            return None
+        message = SentMessage(
+            priority, persistent, expiration if expiration > 0 else 0, b"", body, 0, "", "", OPENWIRE_FORM
+        )
+        if has_group:
+            message.group = group_of_message(message)
+        return ProducedMessage(
+            command_id,
+            required,
+            producer.producer_id,
+            sequence,
+            producer.destination,
+            transaction_id,
+            message,
+            has_reply_to != 0,
+        )
+
+    def _add_producer(self, data: bytes, producer_at: int, producer_end: int) -> _ProducerBytes:
+        producer_id = self._nested(ProducerId, data, producer_at - 2, producer_end)
+        destination, at = self._destination(data, producer_end)
+        fields = data[producer_at:producer_end]
+        slices = (fields, data[producer_end:at], b"\0")
+        first = BODY_HEAD.size + len(fields)
+        second = first + at - producer_end
+        producer = _ProducerBytes(
+            start=data[producer_at:at],
+            id_start=b"\0\1%c\0\1%c%b" % (MessageId.TYPE, ProducerId.TYPE, fields),
+            producer_id=producer_id,
+            destination=destination,
+            slices=b"".join(slices),
+            ends=(first, second, second + 1),
+        )
+        if len(producer.start) <= _KNOWN_BYTES_MAX:
+            if len(self._producers) >= _KNOWN_MAX:
+                self._producers.clear()
+            self._producers[fields] = producer
+        return producer
+
+    def _acknowledgement(self, data: bytes, at: int, end: int) -> MessageAck | None:
+        command_id, required = _COMMAND.unpack_from(data, at)
+        destination, at = self._destination(data, at + 6)
+        transaction_id: TransactionId | None = None
+        if data[at]:
+            transaction_id, at = self._transaction(data, at)
+        else:
+            at += 1
+        consumer_id, at = self._id(ConsumerId, data, at)
+        ack_type = data[at]
+        first_at = at + 1
+        first, at = self._message_id(data, first_at) if data[first_at] else (None, first_at + 1)
+        if first is not None and data.startswith(data[first_at:at], at):
+            last: MessageId | None = first
+            at += at - first_at
+        else:
+            last, at = self._message_id(data, at) if data[at] else (None, at + 1)
+        count = _INT.unpack_from(data, at)[0]
+        if at + 5 != end or data[at + 4] or ack_type > 127:
+            return None
+        return MessageAck(command_id, required, destination, transaction_id, consumer_id, ack_type, first, last, count)
+
+    def _transaction_info(self, data: bytes, at: int, end: int) -> TransactionInfo | None:
+        command_id, required = _COMMAND.unpack_from(data, at)
+        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at + 6)
+        if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
+            return None
+        connection_end = at + 11 + length
+        connection_id = self._nested(ConnectionId, data, at + 6, connection_end)
+        transaction_id, at = self._transaction(data, connection_end)
+        if at + 1 != end or data[at] > 127:
+            return None
+        return TransactionInfo(command_id, required, connection_id, transaction_id, data[at])
+
+    # ---- Fields of usual frames. IndexError: they are unusual. ----
+
+    def _nested(self, kind: type[_Known], data: bytes, at: int, end: int) -> _Known:
+        """Return the structure in a nested field of these bytes: the same object if it has come before."""
+        key = data[at:end]
+        found = self._known.get(key)
+        if found is None:
+            reader = FieldReader(key, 1)
+            found = decode_structure(reader)
+            if reader.left or len(key) != end - at:
+                raise IndexError
+            if len(key) <= _KNOWN_BYTES_MAX:
+                if len(self._known) >= _KNOWN_MAX:
+                    self._known.clear()
+                self._known[key] = found
+        if not isinstance(found, kind):
+            raise IndexError
+        return found
+
+    def _destination(self, data: bytes, at: int) -> tuple[PhysicalDestination, int]:
+        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at)
+        if mark != 1 or not 100 <= kind <= 103 or has_text != 1:
+            raise IndexError
+        end = at + 5 + length
+        return self._nested(PhysicalDestination, data, at, end), end
+
+    def _id(self, kind: type[_Known], data: bytes, at: int) -> tuple[_Known, int]:
+        """Return the id of a consumer or producer: connection and two numbers."""
+        mark, number, has_text, length = _NESTED_STRING.unpack_from(data, at)
+        if mark != 1 or number != kind.TYPE or has_text != 1:
+            raise IndexError
+        end = at + 5 + length + 16
+        return self._nested(kind, data, at, end), end
+
+    def _message_id(self, data: bytes, at: int) -> tuple[MessageId, int]:
+        if data[at : at + 3] != _MESSAGE_ID_START:
+            raise IndexError
+        producer_id, at = self._id(ProducerId, data, at + 3)
+        sequence, broker_sequence = _TWO_LONGS.unpack_from(data, at)
+        return MessageId(None, producer_id, sequence, broker_sequence), at + 16
+
+    def _transaction(self, data: bytes, at: int) -> tuple[LocalTransactionId, int]:
+        """Return a local transaction, and the position after it."""
+        mark, kind, value = _TRANSACTION.unpack_from(data, at)
+        if mark != 1 or kind != LocalTransactionId.TYPE:
+            raise IndexError
+        connection_at = at + 10
+        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, connection_at)
+        if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
+            raise IndexError
+        end = connection_at + 5 + length
+        return LocalTransactionId(value, self._nested(ConnectionId, data, connection_at, end)), end
+
+
+_MESSAGE_ID_START = b"\1%c\0" % MessageId.TYPE
+_TWO_LONGS = Struct(">qq")
+_TRANSACTION = Struct(">BBq")
+
+_FAST: dict[int, Callable[[Decoder, bytes, int, int], Structure | ProducedMessage | None]] = {
+    **dict.fromkeys(range(Message.TYPE, BlobMessage.TYPE), Decoder._message),
+    MessageAck.TYPE: Decoder._acknowledgement,
+    TransactionInfo.TYPE: Decoder._transaction_info,
+}
+
+
+def _decode_frame(frame: bytes) -> Structure | ProducedMessage:
+    reader = FieldReader(frame)
+    structure = decode_structure(reader)
+    if reader.left:
+        raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
+    if isinstance(structure, Message) and not isinstance(structure, BlobMessage):
+        return produced_message(structure)
+    return structure
+
+
+def _ascii_end(data: bytes, at: int) -> int:
+    """Return the position after a string that is there. IndexError: it is no ASCII."""
+    end = at + 3 + (data[at + 1] << 8 | data[at + 2])
+    if data[at] != 1 or not data[at + 3 : end].isascii():
+        raise IndexError
+    return end
+
+
+def _bytes_end(data: bytes, at: int) -> int:
+    """Return the position after a byte string that is there."""
+    length: int = _INT.unpack_from(data, at + 1)[0]
+    if data[at] != 1 or length < 0:
+        raise IndexError
+    return at + 5 + length
+
+
+def produced_message(message: Message) -> ProducedMessage:
+    """Return a decoded message of a producer in the broker's form, without the fields that belong to the broker.
+
+    Raises: RemoteProtocolError if it has no id or no destination, or is too large
+    """
+    message_id, destination = message.message_id, message.destination
+    if message_id is None or message_id.producer_id is None or message_id.producer_id.connection_id is None:
+        raise malformed(f"{type(message).__name__} without a message id")
+    if destination is None or destination.name is None:
+        raise malformed(f"{type(message).__name__} without a destination")
+    slices = OpenWireSlices(
+        type=message.TYPE,
+        flags=(COMPRESSED if message.is_compressed else 0) | (DROPPABLE if message.is_droppable else 0),
+        sequence=message_id.producer_sequence_id,
+        producer_id=encode_structure(message_id.producer_id)[1:],
+        destination=encode_nested(message.original_destination or destination),
+        text_view=encode_string(message_id.text_view),
+        group=encode_string(message.group_id)
+        + _INT.pack(message.group_sequence)
+        + encode_string(message.correlation_id),
+        before_content=encode_nested(message.reply_to)
+        + _LONG.pack(message.timestamp)
+        + encode_string(message.jms_type),
+        content=encode_bytes(message.content),
+        properties=encode_bytes(message.marshalled_properties),
+    )
+    body = slices.join()
+    if len(body) > OPENWIRE_MESSAGE_BYTES_MAX:
+        raise malformed(f"message of {len(body)} bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}")
+    priority = max(0, min(message.priority, PRIORITY_MAX))
+    sent = SentMessage(priority, message.is_persistent, max(message.expiration, 0), b"", body, form=OPENWIRE_FORM)
+    sent.group = group_of_message(sent)
+    return ProducedMessage(
+        message.command_id,
+        message.response_required,
+        message_id.producer_id,
+        message_id.producer_sequence_id,
+        destination,
+        message.transaction_id,
+        sent,
+        message.reply_to is not None,
+    )

@@ -1,0 +1,178 @@
+"""Deliveries and answers: encodes what the broker sends to a JMS client as OpenWire frames.
+
+A message to a consumer is made of slices of the message's own bytes (model/openwire_message.py), joined once with the
+fields of the broker. All other frames are rare, and encoded by their fields.
+"""
+
+from struct import Struct
+
+from truenext.model.message import SentMessage
+from truenext.model.openwire_message import BODY_HEAD, COMPRESSED, DROPPABLE, openwire_message
+from truenext.wire.openwire.fields import encode_frame, encode_nested, encode_structure
+from truenext.wire.openwire.structures import (
+    ConnectionControl,
+    ConnectionError,
+    ConnectionId,
+    ConsumerControl,
+    ConsumerId,
+    DestinationInfo,
+    ExceptionResponse,
+    KeepAliveInfo,
+    Message,
+    MessageDispatch,
+    MessageId,
+    PhysicalDestination,
+    ProducerAck,
+    ProducerId,
+    Response,
+    ShutdownInfo,
+    Structure,
+    TemporaryQueueName,
+    Throwable,
+    TopicName,
+)
+
+_SIZE = Struct(">i")
+_ID_NUMBERS = Struct(">qqB")
+"""Producer's number, broker's number, no original transaction."""
+_BROKER_OWNED = Struct(">?qB")
+"""Persistent, expiration, priority."""
+_TAIL = Struct(">xx?ixqxx?xqq?i")
+"""No data structure and target; compressed, redeliveries, no broker path; arrival, no user, no bridge, droppable, no
+cluster; times of arrival and dispatch, first of its group; redeliveries of the dispatch."""
+_ID_START = b"\1%c" % MessageId.TYPE
+_PRODUCER_START = b"\1%c" % ProducerId.TYPE
+_LARGE_BYTES = 16 * 1024
+"""Bytes from which on a slice is joined without a copy before."""
+
+KEEP_ALIVE = encode_frame(KeepAliveInfo())
+SHUTDOWN = encode_frame(ShutdownInfo())
+_ADVISORY_TYPE = "Advisory"
+
+
+class DispatchEncoder:
+    """Encoder of messages to one consumer from one destination, with the bytes that all its frames have."""
+
+    __slots__ = ("_destination", "_head", "_identity")
+
+    def __init__(self, consumer_id: ConsumerId, destination: PhysicalDestination, identity: str) -> None:
+        """`destination` is that in which the messages stand, and no pattern. `identity` is that of the broker."""
+        self._destination = encode_nested(destination)
+        head = encode_structure(MessageDispatch(0, False, consumer_id, destination))
+        # Without the message, which is null, and the redeliveries.
+        self._head = head[: -1 - _SIZE.size] + b"\1"
+        self._identity = identity
+
+    def encode(
+        self,
+        message: SentMessage,
+        sequence: int,
+        redeliveries: int,
+        now_ms: int,
+        *,
+        is_first_of_group: bool = False,
+    ) -> bytes:
+        """Return the frame of a dispatch. `sequence` is that of the message, and `redeliveries` the redelivery counter
+        of the dispatch."""
+        if not message.form or message.header:
+            message = openwire_message(message, sequence, self._identity)
+        body = message.body
+        kind, flags, number, producer_end, destination_end, text_end, group_end, _, _ = BODY_HEAD.unpack_from(body)
+        producer = body[BODY_HEAD.size : producer_end]
+        destination = self._destination
+        original: bytes = body[producer_end:destination_end]
+        if original == destination:
+            original = b"\0"
+        rest: bytes | memoryview = body[group_end:] if len(body) < _LARGE_BYTES else memoryview(body)[group_end:]
+        arrived_ms = message.arrived_ms
+        parts = (
+            self._head,
+            b"%c\0\0\0\0\0" % kind,
+            _PRODUCER_START,
+            producer,
+            destination,
+            b"\0",
+            original,
+            _ID_START,
+            body[destination_end:text_end],
+            _PRODUCER_START,
+            producer,
+            _ID_NUMBERS.pack(number, sequence, 0),
+            body[text_end:group_end],
+            _BROKER_OWNED.pack(message.persistent, message.expires_ms, message.priority),
+            rest,
+            _TAIL.pack(
+                flags & COMPRESSED != 0,
+                redeliveries,
+                arrived_ms,
+                flags & DROPPABLE != 0,
+                arrived_ms,
+                now_ms,
+                is_first_of_group,
+                redeliveries,
+            ),
+        )
+        return b"".join((_SIZE.pack(sum(map(len, parts))), *parts))
+
+
+def encode_end(consumer_id: ConsumerId) -> bytes:
+    """Return the frame that ends a browse, or a pull request without a message."""
+    return encode_frame(MessageDispatch(consumer_id=consumer_id))
+
+
+def encode_advisory(consumer_id: ConsumerId, producer_id: ProducerId, number: int, info: DestinationInfo) -> bytes:
+    """Return the frame that tells an advisory consumer that a temporary destination was added or removed. Producer and
+    number are the id of the advisory."""
+    is_queue = isinstance(info.destination, TemporaryQueueName)
+    topic = TopicName(f"ActiveMQ.Advisory.Temp{'Queue' if is_queue else 'Topic'}")
+    message = Message(
+        producer_id=producer_id,
+        destination=topic,
+        message_id=MessageId(None, producer_id, number, number),
+        jms_type=_ADVISORY_TYPE,
+        data_structure=info,
+        target_consumer_id=consumer_id,
+    )
+    return encode_frame(MessageDispatch(0, False, consumer_id, topic, message))
+
+
+def encode_response(correlation_id: int) -> bytes:
+    """Return the frame that says that a request is done."""
+    return _RESPONSE.pack(10, Response.TYPE, 0, False, correlation_id)
+
+
+_RESPONSE = Struct(">iBi?i")
+
+
+def encode_exception(correlation_id: int, class_name: str, reason: str) -> bytes:
+    """Return the frame that refuses a request with a Java exception."""
+    return encode_frame(ExceptionResponse(correlation_id=correlation_id, exception=Throwable(class_name, reason)))
+
+
+def encode_connection_error(connection_id: ConnectionId | None, class_name: str, reason: str) -> bytes:
+    """Return the frame that tells an error of a command that has asked for no answer."""
+    return encode_frame(ConnectionError(exception=Throwable(class_name, reason), connection_id=connection_id))
+
+
+def encode_prefetch(consumer_id: ConsumerId, destination: PhysicalDestination, prefetch: int) -> bytes:
+    """Return the frame that sets a consumer's prefetch."""
+    return encode_frame(ConsumerControl(destination=destination, consumer_id=consumer_id, prefetch=prefetch))
+
+
+def encode_close_consumer(consumer_id: ConsumerId, destination: PhysicalDestination) -> bytes:
+    """Return the frame after which the client closes a consumer."""
+    return encode_frame(ConsumerControl(destination=destination, is_close=True, consumer_id=consumer_id))
+
+
+CONNECTION_CONTROL = encode_frame(ConnectionControl())
+"""Frame that controls nothing, as ActiveMQ sends it to each client that can be managed."""
+
+
+def encode_producer_ack(producer_id: ProducerId, size: int) -> bytes:
+    """Return the frame that widens a producer's window by a size."""
+    return encode_frame(ProducerAck(producer_id=producer_id, size=size))
+
+
+def encode_answer(answer: Structure) -> bytes:
+    """Return the frame of any other answer, such as a BrokerInfo or DataArrayResponse."""
+    return encode_frame(answer)

@@ -1,0 +1,473 @@
+"""Tests of OpenWire's codec: fields, structures, frames in any pieces, and wrong bytes."""
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.unit.openwire_examples import (
+    ALL_VALUES,
+    COMMANDS,
+    TEXTS,
+    produced,
+    structures,
+)
+from truenext.errors import RemoteProtocolError
+from truenext.model.limits import LOGIN_BYTES_MAX, MAP_DEPTH_MAX, OPENWIRE_FRAME_BYTES_MAX
+from truenext.model.loose_fields import (
+    FieldReader,
+    Tag,
+    TypedValue,
+    decode_modified_utf8,
+    encode_map,
+    encode_modified_utf8,
+    encode_value,
+)
+from truenext.wire.openwire import codec
+from truenext.wire.openwire.codec import Decoder, ProducedMessage, produced_message
+from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_structure
+from truenext.wire.openwire.handshake import OPENWIRE_VERSION, encode_wire_format_info, negotiate
+from truenext.wire.openwire.structures import (
+    ConnectionId,
+    ConnectionInfo,
+    ConsumerId,
+    KeepAliveInfo,
+    LocalTransactionId,
+    Message,
+    MessageAck,
+    MessageId,
+    ProducerId,
+    QueueName,
+    SessionInfo,
+    Structure,
+    TextMessage,
+    TransactionInfo,
+    WireFormatInfo,
+    structure_classes,
+)
+
+CONNECTION = "ID:host-52371-1700000000000-1:1"
+PRODUCER = ProducerId(CONNECTION, 1, 1)
+NULL_FRAME = b"\0\0\0\1\0"
+MESSAGE = TextMessage(
+    7,
+    True,
+    PRODUCER,
+    QueueName("orders"),
+    message_id=MessageId(None, PRODUCER, 5),
+    correlation_id="c",
+    is_persistent=True,
+    priority=4,
+    reply_to=QueueName("replies"),
+    jms_type="t",
+    content=b"\0\0\0\2hi",
+    marshalled_properties=encode_map({"a": TypedValue(Tag.INTEGER, 1)}),
+)
+ACK = MessageAck(
+    8,
+    False,
+    QueueName("orders"),
+    LocalTransactionId(3, ConnectionId(CONNECTION)),
+    ConsumerId(CONNECTION, 1, 2),
+    2,
+    MessageId(None, PRODUCER, 5, 9),
+    MessageId(None, PRODUCER, 6, 10),
+    2,
+)
+COMMIT = TransactionInfo(9, True, ConnectionId(CONNECTION), LocalTransactionId(3, ConnectionId(CONNECTION)), 2)
+Commands = list[Structure | ProducedMessage]
+
+
+OPENING = encode_frame(WireFormatInfo(12))
+
+
+def connected() -> Decoder:
+    """Decoder of a connection that has logged in."""
+    decoder = Decoder()
+    decoder.receive(OPENING)
+    decoder.is_connected = True
+    return decoder
+
+
+def decode(data: bytes) -> Structure:
+    reader = FieldReader(data)
+    structure = decode_structure(reader)
+    assert not reader.left
+    return structure
+
+
+def expected(structure: Structure) -> Structure | ProducedMessage:
+    """Result of the decoder for a structure, by its table alone."""
+    if isinstance(structure, Message) and structure.TYPE < 29:
+        return produced_message(structure)
+    return structure
+
+
+# ---- Fields ----
+
+
+@given(TEXTS | st.text(st.characters(), max_size=30))
+def test_modified_utf8_is_decoded_to_the_same_text(text: str) -> None:
+    data = encode_modified_utf8(text)
+    # A pair of surrogates is one character.
+    whole = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
+    assert decode_modified_utf8(data) == whole
+    assert b"\0" not in data
+    assert not any(byte >= 0xF0 for byte in data)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xf0\x9f\x98\x80", b"\xc3", b"\xe0\x80\x80", b"a\x80"])
+def test_text_that_is_no_modified_utf8_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
+        decode_modified_utf8(data)
+
+
+@given(ALL_VALUES)
+def test_value_is_decoded_unchanged(value: TypedValue) -> None:
+    reader = FieldReader(encode_value(value))
+    assert encode_value(reader.read_value()) == encode_value(value)
+    assert not reader.left
+
+
+def test_map_inside_too_many_maps_is_refused() -> None:
+    value = TypedValue(Tag.NULL, None)
+    for _ in range(MAP_DEPTH_MAX):
+        value = TypedValue(Tag.LIST, [value])
+    assert FieldReader(encode_value(value)).read_value() == value
+    deep = encode_value(TypedValue(Tag.MAP, {"a": value}))
+    with pytest.raises(RemoteProtocolError, match="more than 32 maps and lists inside one another"):
+        FieldReader(deep).read_value()
+
+
+def test_list_with_too_many_values_is_refused_before_it_is_made() -> None:
+    data = b"\x0c" + (70_000).to_bytes(4, "big") + bytes(70_000)
+    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps and lists of one frame"):
+        FieldReader(data).read_value()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0c\x7f\xff\xff\xff",
+        b"\x0b\x7f\xff\xff\xff\0",
+        b"\x0a\x7f\xff\xff\xffab",
+        b"\x0a\xff\xff\xff\xffab",
+        b"\x0d\x7f\xff\xff\xff",
+        b"\x09\xff\xff",
+        b"\x0c\xff\xff\xff\xfe",
+    ],
+)
+def test_length_beyond_the_frame_is_refused_without_memory(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match=r"left of the frame"):
+            FieldReader(data).read_value()
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+# ---- Structures ----
+
+
+@pytest.mark.parametrize("number", structure_classes())
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_structure_is_decoded_unchanged(number: int, data: st.DataObject) -> None:
+    structure = data.draw(structures(number))
+    encoded = encode_structure(structure)
+    found = decode(encoded)
+    assert type(found) is type(structure)
+    # Pairs of surrogates become characters, so the bytes are compared.
+    assert encode_structure(found) == encoded
+
+
+@pytest.mark.parametrize("number", structure_classes())
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_structure_cut_short_anywhere_is_refused(number: int, data: st.DataObject) -> None:
+    encoded = encode_structure(data.draw(structures(number)))
+    for length in range(len(encoded)):
+        with pytest.raises(RemoteProtocolError):
+            decode_structure(FieldReader(encoded[:length]))
+
+
+@pytest.mark.parametrize("number", COMMANDS)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_frame_whose_fields_are_cut_short_is_refused_by_the_decoder(number: int, data: st.DataObject) -> None:
+    encoded = encode_structure(data.draw(structures(number)))
+    for length in range(2, len(encoded)):
+        # A frame follows, whose bytes must not be taken for those that are missing.
+        whole = length.to_bytes(4, "big") + encoded[:length] + encode_frame(MESSAGE)
+        with pytest.raises(RemoteProtocolError):
+            connected().receive(whole)
+
+
+def test_structures_inside_too_many_structures_are_refused() -> None:
+    advisory = Message(1, False)
+    for _ in range(10):
+        advisory = Message(1, False, data_structure=advisory)
+    with pytest.raises(RemoteProtocolError, match="more than 8 structures inside one another"):
+        connected().receive(encode_frame(advisory))
+
+
+def test_structure_of_another_type_than_its_field_is_refused() -> None:
+    data = encode_structure(SessionInfo(1, True)) + b""
+    wrong = data[:-1] + b"\1" + encode_structure(QueueName("a"))
+    with pytest.raises(RemoteProtocolError, match="QueueName where SessionId must be"):
+        decode_structure(FieldReader(wrong))
+
+
+def test_unknown_type_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="OpenWire type 90 is unknown"):
+        connected().receive(b"\0\0\0\2\x5a\0")
+
+
+def test_bytes_after_the_fields_are_refused() -> None:
+    data = encode_structure(KeepAliveInfo(1, True)) + b"x"
+    with pytest.raises(RemoteProtocolError, match="1 bytes after the fields of KeepAliveInfo"):
+        connected().receive(len(data).to_bytes(4, "big") + data)
+
+
+# ---- Usual frames ----
+
+
+@settings(max_examples=300)
+@given(st.lists(produced(), min_size=1, max_size=4))
+def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[Message]) -> None:
+    decoder = connected()
+    # Twice, as the decoder knows producers that have come before.
+    wanted: Commands = [expected(one) for one in messages]
+    data = b"".join(map(encode_frame, messages))
+    assert decoder.receive(data) == wanted
+    assert decoder.receive(data) == wanted
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_acknowledgement_and_transaction_are_decoded_as_by_their_tables(data: st.DataObject) -> None:
+    decoder = connected()
+    for number in (MessageAck.TYPE, TransactionInfo.TYPE):
+        structure = data.draw(structures(number))
+        frame = encode_frame(structure)
+        assert decoder.receive(frame + frame) == [decode(frame[4:])] * 2
+
+
+@pytest.mark.parametrize("command", [MESSAGE, ACK, COMMIT, replace(MESSAGE, correlation_id=None, reply_to=None)])
+def test_usual_frame_is_decoded_without_its_table(command: Structure, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = expected(command)
+    decoder = connected()
+    decoder.receive(encode_frame(command))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the frame is usual")
+
+    monkeypatch.setattr(codec, "_decode_frame", refuse)
+    assert decoder.receive(encode_frame(command)) == [wanted]
+
+
+def test_repeated_ids_and_destinations_are_the_same_objects() -> None:
+    first, second = connected().receive(encode_frame(MESSAGE) * 2)
+    assert isinstance(first, ProducedMessage)
+    assert isinstance(second, ProducedMessage)
+    assert first.destination is second.destination
+    assert first.producer_id is second.producer_id
+
+
+def test_message_without_id_or_destination_is_refused() -> None:
+    for wrong in (replace(MESSAGE, message_id=None), replace(MESSAGE, destination=None)):
+        with pytest.raises(RemoteProtocolError, match="TextMessage without a"):
+            connected().receive(encode_frame(wrong))
+
+
+# ---- Frames ----
+
+STREAM = [
+    WireFormatInfo(12, encode_map({})),
+    ConnectionInfo(1, True, ConnectionId(CONNECTION), "client"),
+    KeepAliveInfo(2, True),
+    MESSAGE,
+    ACK,
+    COMMIT,
+    MESSAGE,
+]
+
+
+def receive_all(pieces: list[bytes]) -> Commands:
+    """Commands in pieces of a stream, received as a session does."""
+    decoder = Decoder()
+    pending = decoder.pending
+    commands: Commands = []
+    for piece in pieces:
+        data = piece
+        while True:
+            found = decoder.receive(data)
+            commands += found
+            if any(isinstance(one, ConnectionInfo) for one in found):
+                decoder.is_connected = True
+            if not decoder.has_more:
+                break
+            data = b""
+    assert decoder.pending is pending
+    return commands
+
+
+def test_stream_split_anywhere_is_decoded_to_the_same_commands() -> None:
+    stream = b"".join(map(encode_frame, STREAM[:3])) + NULL_FRAME + b"".join(map(encode_frame, STREAM[3:]))
+    wanted = [expected(one) for one in STREAM]
+    assert receive_all([stream]) == wanted
+    assert receive_all([stream[at : at + 1] for at in range(len(stream))]) == wanted
+    for at in range(len(stream)):
+        assert receive_all([stream[:at], stream[at:]]) == wanted
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_random_stream_in_random_pieces_is_decoded_to_the_same_commands(data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.sampled_from([one for one in COMMANDS if one > 3]), max_size=5))
+    commands = [
+        data.draw(produced()) if number in range(23, 29) else data.draw(structures(number)) for number in numbers
+    ]
+    stream = b"".join(map(encode_frame, commands))
+    ends = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    decoder = connected()
+    found: Commands = []
+    for start, end in zip([0, *ends], [*ends, len(stream)], strict=True):
+        found += decoder.receive(stream[start:end])
+    assert found == [expected(decode(encode_structure(one))) for one in commands]
+    assert not decoder.pending
+
+
+def test_null_command_is_ignored() -> None:
+    assert connected().receive(NULL_FRAME * 3) == []
+
+
+@pytest.mark.parametrize("size", [0, -1, OPENWIRE_FRAME_BYTES_MAX + 1, 2**31 - 1])
+def test_frame_of_a_wrong_size_is_refused_before_it_has_come(size: int) -> None:
+    decoder = connected()
+    with pytest.raises(RemoteProtocolError, match="OpenWire frame"):
+        decoder.receive(size.to_bytes(4, "big", signed=True))
+    assert not decoder.pending
+
+
+def test_commands_before_a_fault_are_returned_first() -> None:
+    decoder = connected()
+    assert decoder.receive(encode_frame(KeepAliveInfo(1)) + b"\0\0\0\0") == [KeepAliveInfo(1)]
+    assert decoder.has_more
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="OpenWire frame without a type"):
+            decoder.receive(b"")
+
+
+def test_client_of_another_protocol_is_refused_at_its_first_bytes() -> None:
+    for opening in (b"CONNECT\naccept-version:1.2\n\n\0", b"GET / HTTP/1.1\r\n", b"\0\0\0\1\0", b"AMQP\0\1\0\0"):
+        for data in (opening, opening[:6]):
+            if len(data) > 4:
+                with pytest.raises(RemoteProtocolError, match="the client does not speak OpenWire"):
+                    Decoder().receive(data)
+
+
+def test_client_may_send_only_a_login_before_it_is_connected() -> None:
+    decoder = Decoder()
+    decoder.receive(encode_wire_format_info())
+    # Keep-alives do not count: a pool may log in late.
+    for _ in range(LOGIN_BYTES_MAX // 10):
+        assert decoder.receive(encode_frame(KeepAliveInfo(1))) == [KeepAliveInfo(1)]
+    large = encode_frame(ConnectionInfo(1, True, ConnectionId(CONNECTION), "x" * LOGIN_BYTES_MAX))
+    with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
+        decoder.receive(large[:10])
+    many = Decoder()
+    many.receive(encode_wire_format_info())
+    with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
+        for _ in range(LOGIN_BYTES_MAX):
+            many.receive(encode_frame(SessionInfo(1)))
+
+
+# ---- Wrong bytes: an error or commands, and nothing else ----
+
+
+def feed(decoder: Decoder, data: bytes) -> None:
+    try:
+        decoder.receive(data)
+        while decoder.has_more:
+            decoder.receive(b"")
+    except RemoteProtocolError:
+        pass
+
+
+def test_frames_with_one_wrong_byte_end_in_an_error_or_in_commands() -> None:
+    generator = random.Random(7)
+    for frame in map(encode_frame, STREAM):
+        for at in range(4, len(frame)):
+            for byte in {frame[at] ^ 1 << generator.randrange(8), generator.randrange(256), 0, 255}:
+                data = frame[:at] + bytes([byte]) + frame[at + 1 :]
+                # Twice, as the decoder knows ids that have come before.
+                decoder = connected()
+                feed(decoder, frame)
+                feed(decoder, data)
+                for each in (frame[4:], data[4:]):
+                    try:
+                        wanted = expected(decode_structure(FieldReader(each)))
+                    except RemoteProtocolError:
+                        continue
+                    if len(encode_structure(decode_structure(FieldReader(each)))) == len(each):
+                        assert connected().receive(frame[:4] + each) == [wanted]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_random_bytes_end_in_an_error_or_in_commands(data: bytes) -> None:
+    feed(Decoder(), data)
+    feed(connected(), data)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(COMMANDS), st.binary(max_size=200))
+def test_random_fields_end_in_an_error_or_in_commands(number: int, fields: bytes) -> None:
+    feed(connected(), (len(fields) + 1).to_bytes(4, "big") + bytes([number]) + fields)
+
+
+# ---- Handshake ----
+
+
+def offer(version: int = OPENWIRE_VERSION, **numbers: int) -> WireFormatInfo:
+    values = {name: TypedValue(Tag.LONG, number) for name, number in numbers.items()}
+    return WireFormatInfo(version, encode_map(values))
+
+
+def test_broker_offers_version_12_and_no_other_encoding() -> None:
+    info = decode(encode_wire_format_info()[4:])
+    assert isinstance(info, WireFormatInfo)
+    assert info.version == 12
+    assert info.properties is not None
+    offered = FieldReader(info.properties).read_map()
+    assert offered is not None
+    for name in ("CacheEnabled", "TightEncodingEnabled", "StackTraceEnabled", "SizePrefixDisabled"):
+        assert offered[name] == TypedValue(Tag.BOOLEAN, False)
+    assert offered["MaxFrameSize"] == TypedValue(Tag.LONG, OPENWIRE_FRAME_BYTES_MAX)
+    assert offered["MaxInactivityDuration"] == TypedValue(Tag.LONG, 30_000)
+
+
+@pytest.mark.parametrize(("client_ms", "agreed_ms"), [(10_000, 10_000), (60_000, 30_000), (0, 0), (-1, 0)])
+def test_smaller_inactivity_period_is_agreed(client_ms: int, agreed_ms: int) -> None:
+    assert negotiate(offer(MaxInactivityDuration=client_ms)).keep_alive_ms == agreed_ms
+
+
+def test_client_without_properties_has_no_inactivity_period() -> None:
+    assert negotiate(WireFormatInfo(12)).keep_alive_ms == 0
+    assert negotiate(WireFormatInfo(12, encode_map(None))).keep_alive_ms == 0
+
+
+def test_client_of_a_later_version_is_accepted_and_of_an_earlier_one_refused() -> None:
+    assert negotiate(offer(13)).keep_alive_ms == 0
+    with pytest.raises(RemoteProtocolError, match="OpenWire version 11; this broker speaks version 12"):
+        negotiate(offer(11))
+
+
+def test_wire_format_info_with_invalid_properties_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError):
+        negotiate(WireFormatInfo(12, b"\0\0\0\5"))
