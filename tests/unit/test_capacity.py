@@ -36,7 +36,7 @@ class Loop:
 
 
 class Connection:
-    is_truenext_client = False
+    stays_after_refusal = False
 
 
 def connection() -> ConnectionState:

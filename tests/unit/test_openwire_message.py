@@ -18,11 +18,11 @@ from truenext.model.message import OPENWIRE_FORM, SentMessage, with_due, with_tt
 from truenext.model.openwire_message import (
     closes_group,
     compared_bytes,
-    destination_as_sent,
     group_of_message,
     header_lines,
     jms_headers,
     message_id,
+    openwire_destination,
     openwire_message,
     physical_name,
     properties_of,
@@ -420,7 +420,7 @@ def test_destination_and_address_name_each_other(destination: PhysicalDestinatio
     name = physical_name(address)
     assert name is not None
     assert (name.type, name.name) == (destination.TYPE, destination.name)
-    assert destination_as_sent(message) == name
+    assert openwire_destination(message) == name.qualified
 
 
 def test_address_of_another_kind_has_no_name_in_openwire() -> None:

@@ -19,7 +19,7 @@ from truenext.broker.takeovers import TakeoverSecrets
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Entry
-from truenext.model.commands import AckMode, Disconnect, Login, Release, Unsubscribe
+from truenext.model.commands import AckMode, Close, Disconnect, Login, Release, Unsubscribe
 from truenext.model.limits import ENDS_NS_PER_TURN
 
 
@@ -137,10 +137,14 @@ class ConnectionEnds:
 
     def disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self.cancel_unsent(session, None)
+        if disconnect.last_delivered is not None:
+            self._engine.commands.subscribing.requeue_delivered(
+                session, session.consumers.values(), disconnect.last_delivered
+            )
         self._engine.commands.disconnect(session, is_exempt=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
-            self._engine.state.producers.forget(session, disconnect.forgotten_producers)
+            self._engine.state.producers_of(session).forget(session, disconnect.forgotten_producers)
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         self.close_parked_users(unsubscribe.durable_key)
@@ -148,6 +152,11 @@ class ConnectionEnds:
         if consumer is not None:
             self.cancel_unsent(session, [consumer])
         self._engine.commands.unsubscribe(session, unsubscribe)
+
+    def close_subscriptions(self, session: ConnectionState, close: Close) -> None:
+        consumers = session.consumers
+        self.cancel_unsent(session, [consumers[name] for name in close.subscriptions if name in consumers])
+        self._engine.commands.close(session, close)
 
     def release(self, session: ConnectionState, request: Release) -> None:
         # Checked first: a refused request must not drop unsent messages.

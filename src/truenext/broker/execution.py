@@ -26,16 +26,20 @@ from truenext.model.commands import (
     AckRun,
     Begin,
     Browse,
+    Close,
     Command,
     Commit,
     ControlRequest,
+    CreateTemporary,
     Credit,
     Disconnect,
+    ForgetProducers,
     InvalidFrame,
     Login,
     Nack,
     ReceiptRequest,
     Release,
+    RemoveTemporary,
     Send,
     SendRun,
     Started,
@@ -47,7 +51,9 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import EXECUTE_SLICE_US, REFUSALS_PER_PASS_MAX, ROUTING_SLICE_NS
 from truenext.store.store import Store
 
-_WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
+_WATCHED_COMMANDS = (
+    *(Nack, Subscribe, Browse, Unsubscribe, Close, Commit, Abort, Release, Disconnect, RemoveTemporary, ControlRequest),
+)
 """Commands each of which may take milliseconds. The clock is read after each of these commands."""
 
 FIRST_COMMANDS = 4
@@ -106,6 +112,7 @@ class Execution:
             Subscribe: self._subscribe,
             Browse: engine.commands.browse,
             Unsubscribe: ends.unsubscribe,
+            Close: ends.close_subscriptions,
             Begin: engine.commands.begin,
             Commit: engine.commands.commit,
             Abort: engine.commands.abort,
@@ -114,6 +121,9 @@ class Execution:
             Wake: engine.commands.wake,
             Release: ends.release,
             Disconnect: ends.disconnect,
+            ForgetProducers: self._forget_producers,
+            CreateTemporary: engine.commands.create_temporary,
+            RemoveTemporary: engine.commands.remove_temporary,
             ControlRequest: control.execute,
         }
         for command in _WATCHED_COMMANDS:
@@ -173,7 +183,7 @@ class Execution:
                     return PendingCommand(command, WaitsFor.ROUTES)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
-                if not session.is_truenext_client or isinstance(command, Login):
+                if not session.stays_after_refusal or isinstance(command, Login):
                     raise
                 self._refuse_command(session, command, error)
                 refused += 1
@@ -240,7 +250,7 @@ class Execution:
         now on."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.commands.transactions.mark_rollback_only(session, name)
+            self._engine.commands.transactions.mark_rollback_only(session, name, str(error))
         self._peers[session].send_error(error)
 
     # ---- Commands ----
@@ -276,6 +286,9 @@ class Execution:
             # At once: messages of the next pull request must come after this end.
             self._peers[session].end_pull_request(withdrawn)
             self._peers[session].flush()
+
+    def _forget_producers(self, session: ConnectionState, command: ForgetProducers) -> None:
+        self._engine.state.producers_of(session).forget(session, command.names)
 
     def _answer_receipt_request(self, session: ConnectionState, confirm: ReceiptRequest) -> None:
         numbered = confirm.numbered_command

@@ -128,8 +128,8 @@ class BrokerSettings:
         least=1,
         most=TRANSACTIONS_CEILING,
         fixed=_AT_START,
-        reason="A session has one transaction, a pool of workers a few. An empty transaction costs some 500 bytes, "
-        "which memory_limit does not count, and no time.",
+        reason="A session has one transaction, and all sessions of a JMS client may share one connection. An empty "
+        "transaction costs some 500 bytes, which memory_limit does not count, and no time.",
     )
     transaction_bytes_max: int = setting(
         TRANSACTION_BYTES_MAX,

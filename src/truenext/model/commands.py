@@ -25,6 +25,8 @@ class Login(msgspec.Struct, gc=False):
     user: str = ""
     """Name of the user; "" if the client names none."""
     passcode: str = ""
+    is_jms_client: bool = False
+    """True for a JMS client (docs/contract.md, "JMS clients")."""
 
     def __repr__(self) -> str:
         # Without secret, user and passcode: this text may be printed with a traceback.
@@ -125,6 +127,15 @@ class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
     durable_key: str = ""
     """Key of the durable subscription to end, so that its waiting messages are removed; "" ends none."""
+
+
+class Close(msgspec.Struct, gc=False):
+    """End subscriptions of a JMS client in one step, and requeue the messages that they hold."""
+
+    subscriptions: list[str]
+    last_delivered: int | None = None
+    """Sequence of the message that the client's program got last from one of the subscriptions. An attempt counts for
+    this message, and for all that its consumer got before and still holds. None counts no attempt."""
 
 
 class Started(msgspec.Struct, gc=False):
@@ -228,6 +239,9 @@ class Commit(msgspec.Struct, gc=False):
     counts_all: bool = True
     """Messages for which an attempt counts if this COMMIT is a repeat: all that the open transaction has acknowledged
     or nacked (True), or only those that it has nacked (False)."""
+    acks: list[Ack] = []
+    """Acknowledgements of a JMS client's transaction, which take effect in one step with this COMMIT. Consumers hold
+    the messages until then. Each covers the one message that it names."""
     is_repeat: bool = False
     """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
@@ -243,10 +257,32 @@ class Abort(msgspec.Struct, gc=False):
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """End the connection. Messages that the connection holds are requeued without an attempt."""
+    """End the connection. Messages that the connection holds are requeued, without an attempt but for
+    `last_delivered`."""
 
     forgotten_producers: list[str] = []
     """Names of producers that the broker forgets."""
+    last_delivered: int | None = None
+    """As in Close, of all subscriptions of the connection."""
+
+
+class ForgetProducers(msgspec.Struct, gc=False):
+    """Forget producers whose ends the client has reported: nothing that they send after that is a repeat."""
+
+    names: list[str]
+
+
+class CreateTemporary(msgspec.Struct, gc=False):
+    """Create a temporary queue or topic of this connection. Nothing happens if there is one."""
+
+    destination: Destination
+
+
+class RemoveTemporary(msgspec.Struct, gc=False):
+    """Remove a temporary queue or topic of this connection, with all its messages. Nothing happens if there is
+    none."""
+
+    destination: Destination
 
 
 class ReceiptRequest(msgspec.Struct, gc=False):
@@ -286,6 +322,7 @@ Command = (
     | Subscribe
     | Browse
     | Unsubscribe
+    | Close
     | Ack
     | AckRun
     | Nack
@@ -297,6 +334,9 @@ Command = (
     | Commit
     | Abort
     | Disconnect
+    | ForgetProducers
+    | CreateTemporary
+    | RemoveTemporary
     | ReceiptRequest
     | ControlRequest
 )

@@ -343,8 +343,9 @@ Exceeded: No error. The longest unused groups are forgotten.
 
 # ---- Transactions ----
 
-TRANSACTIONS_MAX = 64
-"""Open transactions of one connection: a session normally has one, a pool of workers a few.
+TRANSACTIONS_MAX = 1000
+"""Open transactions of one connection: a session normally has one, a pool of workers a few. All sessions of a JMS
+client may share one connection.
 
 Setting: `transactions_max`
 Exceeded: `more than … open transactions on one connection (transactions_max)`

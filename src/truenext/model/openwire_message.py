@@ -265,13 +265,10 @@ def message_id(message: SentMessage) -> str:
     return f"{connection}:{session}:{producer}:{slices.sequence}"
 
 
-def destination_as_sent(message: SentMessage) -> PhysicalName | None:
-    """Return the destination of a message of either form, as it was first sent; None if OpenWire cannot name it."""
-    if message.form == OPENWIRE_FORM:
-        return jms_headers(message).destination
-    lines = decode_header_lines(message.header)
-    address = lines.get("truenext-original-destination") or lines.get("destination", "")
-    return physical_name(address)
+def openwire_destination(message: SentMessage) -> str | None:
+    """Return the destination of a message in OpenWire form, as it was first sent, with its scheme."""
+    destination = jms_headers(message).destination
+    return None if destination is None else destination.qualified
 
 
 def properties_of(message: SentMessage) -> dict[str, TypedValue]:

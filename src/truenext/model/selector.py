@@ -19,15 +19,15 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, jms_destination_of, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
     compared_bytes,
-    destination_as_sent,
     header_lines,
     jms_headers,
     message_id,
+    openwire_destination,
     selector_values,
 )
 from truenext.model.order import PRIORITY_MAX, RANKS
@@ -44,6 +44,7 @@ from truenext.model.selector_grammar import (
 )
 from truenext.model.values import Value
 
+_DESTINATION = "JMSDestination"
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     # The producer's time if it has stated one.
@@ -51,13 +52,13 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
         jms_headers(message).timestamp_ms if message.form == OPENWIRE_FORM else message.arrived_ms
     ),
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
-    "JMSDestination": lambda message: (
-        None if (destination := destination_as_sent(message)) is None else destination.qualified
+    _DESTINATION: lambda message: (
+        openwire_destination(message) if message.form == OPENWIRE_FORM else jms_destination_of(message.header)
     ),
-    # The id of a message of a STOMP client depends on its queue, and is unknown here.
+    # Only JMS clients give their messages an id.
     "JMSMessageID": lambda message: message_id(message) if message.form == OPENWIRE_FORM else None,
 }
-"""Properties that are not in a message's header lines."""
+"""Properties that are not found in a message's header lines by a name."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
@@ -182,7 +183,11 @@ class Selector:
         selector has no such condition."""
         self.base_ns = BASE_NS + LEAF_NS * part.leaves
         """Longest time of a comparison in nanoseconds, without the part that depends on the message."""
-        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
+        lookups = len(self._lookups) or DECODING_LOOKUPS
+        if _DESTINATION in part.names:
+            # The header lines are searched for the destination, and for that of a dead letter before it failed.
+            lookups += 2
+        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * lookups)
         """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
             text,

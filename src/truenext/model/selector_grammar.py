@@ -101,7 +101,7 @@ MESSAGE_PROPERTIES = {
     "JMSDestination": "text",
     "JMSMessageID": "text",
 }
-"""Kinds of the properties that are not in a message's header lines, by name."""
+"""Kinds of the properties that are not found in a message's header lines by a name, by name."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
 """Name in the header lines, for each property that has another name in JMS."""
 _JMS_PREFIXES = ("JMSX", "JMS_")

@@ -41,7 +41,11 @@ class Delivery(Protocol):
     def attempts(self) -> int: ...
     @property
     def was_lost(self) -> bool:
-        """True if the last attempt ended with a lost connection."""
+        """True if the last attempt ended with a lost connection. Without an attempt it says nothing."""
+
+    @property
+    def redelivery_count(self) -> int:
+        """Number of attempts; at least 1 if a connection that held the message was lost."""
 
     @property
     def causes(self) -> DeliveryCauses | None: ...

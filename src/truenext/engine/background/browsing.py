@@ -236,7 +236,7 @@ class BrowseTask(BackgroundTask):
         letter."""
         lane = read.lane
         message = found.message
-        attempts, deliveries, due_ms, _ = found.mark
+        attempts, deliveries, due_ms, was_lost = found.mark
         if message is None or is_undeliverable(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseEntryRead) else read.unread_in_memory.get(found.sequence)
@@ -245,6 +245,7 @@ class BrowseTask(BackgroundTask):
         if known is not None:
             # The store knows of all its failures, but not of each dispatch.
             deliveries, attempts, start_state = known.deliveries, known.attempts, known.start_state
+            was_lost = known.was_lost
             causes = None if known.causes is None else merge_stored_causes(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
@@ -258,6 +259,7 @@ class BrowseTask(BackgroundTask):
             deliveries=deliveries,
             attempts=attempts,
             start_state=start_state,
+            was_lost=was_lost,
             causes=causes,
         )
 

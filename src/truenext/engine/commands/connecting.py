@@ -42,6 +42,7 @@ class Connecting:
 
     def log_in(self, session: ConnectionState, login: Login) -> None:
         session.is_truenext_client = login.is_truenext_client
+        session.is_jms_client = login.is_jms_client
 
     def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions
@@ -87,6 +88,8 @@ class Connecting:
             self._subscribing.end_browser(browser)
         for queue in session.temporary_queues:
             self._queues.drop_temporary(queue, session)
+        if session.temporary_topics:
+            self._queues.forget_temporary_topics(session)
         self._reset_unsent_bytes(session)
 
     def stop(self) -> None:

@@ -134,7 +134,7 @@ class ReplyEncoder:
                 identity = f"{sequence}{middle}{sequence}" if middle else sequence
             is_first = count == first_count or delivery.was_never_started
             flags = plain if is_first else f"redelivered:true\n{plain}"
-            if marks_lost and delivery.was_lost:
+            if marks_lost and delivery.was_lost and delivery.attempts:
                 flags += "truenext-lost:true\n"
             if delivery.causes is not None:
                 flags += self._causes(delivery.causes)
