@@ -215,6 +215,9 @@ class ReplyRights:
 
     def connection_closed(self, session: ConnectionState) -> None:
         """Forget the rights to reply to the temporary queues and topics of a closed connection."""
+        if self._sessions.get(session.id, session) is not session:
+            # A newer connection of a JMS client has this id.
+            return
         repliers = self._repliers.pop(session.id, None)
         if repliers is not None:
             self._count(repliers, -repliers.size)

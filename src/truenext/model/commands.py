@@ -27,6 +27,9 @@ class Login(msgspec.Struct, gc=False):
     passcode: str = ""
     is_jms_client: bool = False
     """True for a JMS client (docs/contract.md, "JMS clients")."""
+    connection_id: str = ""
+    """Id that a JMS client has given its connection, and by which it names its temporary queues and topics; "" for any
+    other client."""
 
     def __repr__(self) -> str:
         # Without secret, user and passcode: this text may be printed with a traceback.

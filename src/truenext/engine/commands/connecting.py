@@ -43,6 +43,12 @@ class Connecting:
     def log_in(self, session: ConnectionState, login: Login) -> None:
         session.is_truenext_client = login.is_truenext_client
         session.is_jms_client = login.is_jms_client
+        if login.connection_id:
+            # From now on its temporary queues and topics have names that contain this id.
+            sessions = self._clients.sessions
+            del sessions[session.id]
+            session.id = login.connection_id
+            sessions[session.id] = session
 
     def is_connected(self, session: ConnectionState) -> bool:
         return session.id in self._clients.sessions

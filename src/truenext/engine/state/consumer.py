@@ -287,7 +287,8 @@ class Browser(Subscriber):
 @dataclass(slots=True, eq=False)
 class ConnectionState:
     id: str
-    """Unguessable id: part of the addresses of the connection's temporary queues."""
+    """Id of the connection, a part of the addresses of its temporary queues. It cannot be guessed, unless the client is
+    a JMS client: such a client names its connection itself when it logs in."""
     consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
     """Consumers by subscription."""
     served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)

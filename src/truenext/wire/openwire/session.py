@@ -1,20 +1,78 @@
-"""OpenWire session: negotiates the wire format, and refuses each login, because the broker does not speak the rest of
-OpenWire yet.
+"""OpenWire session: the broker's side of OpenWire on one connection.
+
+It makes commands from what a JMS client sends, and the client's frames from messages and answers (replies.py).
+
+    consumers.py       consumers and browsers, acknowledgements, requests for messages
+    transactions.py    local transactions, and what they keep
+    producers.py       messages
+    advisories.py      temporary destinations of other connections
 
 A client must send its WireFormatInfo in time. It may send its ConnectionInfo much later: a pool opens connections and
-uses them when it needs them.
+uses them when it needs them. Each command is answered if the client has asked for that, and refused alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from struct import Struct, pack
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.answers import ErrorAnswer, Receipt
-from truenext.model.commands import Command, Login
-from truenext.model.destination import Destination
-from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, LOGIN_BYTES_MAX
+from truenext.model.commands import (
+    Command,
+    CreateTemporary,
+    Disconnect,
+    ForgetProducers,
+    InvalidFrame,
+    Login,
+    ReceiptRequest,
+    RemoveTemporary,
+)
+from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX
+from truenext.wire.openwire import destinations
+from truenext.wire.openwire.advisories import Advisories, are_advisories
+from truenext.wire.openwire.codec import Decoder, ProducedMessage
+from truenext.wire.openwire.consumers import Consumers
+from truenext.wire.openwire.deliveries import (
+    CONNECTION_CONTROL,
+    KEEP_ALIVE,
+    encode_answer,
+    encode_producer_ack,
+    encode_response,
+)
+from truenext.wire.openwire.handshake import encode_wire_format_info, negotiate
+from truenext.wire.openwire.producers import Producers
+from truenext.wire.openwire.refusals import foreign_id, not_supported
+from truenext.wire.openwire.replies import OpenWireReplies
+from truenext.wire.openwire.structures import (
+    BlobMessage,
+    BrokerId,
+    BrokerInfo,
+    ConnectionControl,
+    ConnectionId,
+    ConnectionInfo,
+    ConsumerControl,
+    ConsumerId,
+    ConsumerInfo,
+    ControlCommand,
+    DataArrayResponse,
+    DestinationInfo,
+    FlushCommand,
+    KeepAliveInfo,
+    MessageAck,
+    MessagePull,
+    ProducerId,
+    ProducerInfo,
+    RemoveInfo,
+    RemoveSubscriptionInfo,
+    SessionId,
+    SessionInfo,
+    ShutdownInfo,
+    Structure,
+    TransactionInfo,
+    WireCommand,
+    WireFormatInfo,
+)
+from truenext.wire.openwire.transactions import RECOVER, Transactions
 from truenext.wire.protocol_detector import ProtocolDetector, detector_of_openwire_port
-from truenext.wire.session import Delivery, ProtocolRules
+from truenext.wire.session import ProtocolRules
 
 OPENING_SECONDS_MAX = 15.0
 """Seconds from the accept of a connection to its complete WireFormatInfo. A client that is slow to start needs a TLS
@@ -30,68 +88,14 @@ OPENWIRE_RULES = ProtocolRules(
     has_takeover=False,
     has_control_requests=False,
 )
-
-_WIRE_FORMAT_INFO, _CONNECTION_INFO, _KEEP_ALIVE_INFO, _SHUTDOWN_INFO = 1, 3, 10, 11
-_CONNECTION_ERROR, _EXCEPTION_RESPONSE = 16, 31
-_MAGIC = b"ActiveMQ"
-_VERSION = 12
-_HEAD = Struct(">iBi?")
-"""Size, type, number and wish for a response, with which a command begins."""
-_FALSE, _LONG = b"\x01\x00", b"\x06"
-"""Value false, and tag of a long, in a primitive map."""
-
-
-class OpenWireReplies:
-    """Encoder of refusals to one client."""
-
-    parts_per_message = 1
-    heart_beat = _HEAD.pack(6, _KEEP_ALIVE_INFO, 0, False)
-
-    def __init__(self) -> None:
-        self.is_negotiated = False
-        """True once the client has sent its WireFormatInfo. Nothing may be sent before."""
-
-    def encode_deliveries(
-        self,
-        subscription: str,
-        deliveries: Sequence[Delivery],
-        parts: list[bytes],
-        round_number: int = 0,
-        *,
-        is_browse: bool = False,
-    ) -> None:
-        raise AssertionError("a connection without a login gets no messages")
-
-    def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
-        raise AssertionError("a connection without a login has no browsers")
-
-    def encode_end_of_pull_request(
-        self, subscription: str, destination: Destination, unused: int, correlation: str | None
-    ) -> bytes:
-        raise AssertionError("a connection without a login does not pull")
-
-    def encode_receipt(self, receipt: Receipt) -> bytes:
-        raise AssertionError("a connection without a login gets no responses")
-
-    def encode_fault(self, fault: ErrorAnswer) -> bytes:
-        """Encode an ExceptionResponse to the command whose number the receipt is, or without a receipt a
-        ConnectionError. The result is empty before the client's WireFormatInfo."""
-        if not self.is_negotiated:
-            return b""
-        throwable = b"\x01" + _string("javax.jms.JMSException") + _string(fault.summary)
-        if fault.receipt is None:
-            return _command(_CONNECTION_ERROR, throwable + b"\x00")
-        return _command(_EXCEPTION_RESPONSE, pack(">i", int(fault.receipt)) + throwable)
+_BEATS = 3
+"""Number of heart-beats in the time after which a side is taken for lost."""
 
 
 class OpenWireSession:
     """Broker's side of OpenWire on one connection."""
 
     rules = OPENWIRE_RULES
-    client_id = ""
-    is_connected = False
-    beat_check_s = 0.0
-    silence_limit_s = 0.0
 
     def __init__(
         self,
@@ -101,18 +105,37 @@ class OpenWireSession:
         server_name: str,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
     ) -> None:
-        self.replies = OpenWireReplies()
-        self.pending = bytearray()
+        self._identity = identity
+        self._server_name = server_name
+        self._decoder = Decoder()
+        self.pending = self._decoder.pending
         self.outgoing = bytearray()
+        self._detector: ProtocolDetector | None = detector_of_openwire_port()
+        self._consumers = Consumers(identity)
+        self._transactions = Transactions(self._consumers)
+        self._producers = Producers()
+        self._advisories = Advisories(identity)
+        self.replies = OpenWireReplies(self._consumers, self._advisories)
+        self.client_id = ""
         self.last_receipt: str | None = None
         self.is_closed = False
-        self._detector: ProtocolDetector | None = detector_of_openwire_port()
-        self._login_bytes = 0
-        """Bytes of the frames before the login, without those of KeepAliveInfos."""
+        self.beat_check_s = 0.0
+        self.silence_limit_s = 0.0
+        self._connection_id = ""
+        self._is_refused = False
+        """True if the last command was refused."""
+        self._has_ended = False
+        """True once the client has ended the connection by a command. Then only a ShutdownInfo may come."""
 
     @property
     def is_opening(self) -> bool:
         return not self.replies.is_negotiated
+
+    @property
+    def is_connected(self) -> bool:
+        return self._decoder.is_connected
+
+    # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
         if self._detector is not None:
@@ -120,86 +143,281 @@ class OpenWireSession:
             if opened is None:
                 return
             self._detector, data = None, opened
-        self.pending += data
-        while not self.is_closed:
-            frame = self._take_frame()
-            if frame is None:
-                return
-            yield from self._interpret(frame)
-
-    def _take_frame(self) -> bytes | None:
-        """Return the next complete frame with its size; None if there is none.
-
-        Raises: RemoteProtocolError if the frame is empty, or the client sends too much before its login
-        """
-        pending = self.pending
-        if len(pending) < 4:
-            return None
-        size = 4 + int.from_bytes(pending[:4], "big")
-        if size == 4:
-            raise _malformed("a frame of OpenWire has no bytes")
-        if self._login_bytes + size > LOGIN_BYTES_MAX:
-            raise _malformed(f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete")
-        if len(pending) < size:
-            return None
-        frame = bytes(pending[:size])
-        del pending[:size]
-        return frame
-
-    def _interpret(self, frame: bytes) -> Iterator[Command]:
-        yield from ()
+        decoder = self._decoder
         self.last_receipt = None
-        kind = frame[4]
-        if kind != _KEEP_ALIVE_INFO:
-            self._login_bytes += len(frame)
-        if self.is_opening:
-            if kind != _WIRE_FORMAT_INFO or frame[5:13] != _MAGIC:
-                raise _malformed("the first command of the client is no WireFormatInfo of OpenWire")
-            self.outgoing += _wire_format_info()
-            self.replies.is_negotiated = True
-        elif kind == _CONNECTION_INFO and len(frame) >= _HEAD.size:
-            _, _, number, is_response_required = _HEAD.unpack_from(frame)
-            self.last_receipt = str(number) if is_response_required else None
-            raise RemoteProtocolError("this broker does not speak OpenWire yet: connect with STOMP", Code.NOT_SUPPORTED)
-        elif kind == _SHUTDOWN_INFO:
-            self.is_closed = True
-        elif kind not in (0, _KEEP_ALIVE_INFO):
-            raise _malformed(f"command {kind} of OpenWire before ConnectionInfo")
+        while commands := decoder.receive(data):
+            for structure in commands:
+                if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
+                    continue
+                self._is_refused = False
+                try:
+                    if type(structure) is MessageAck and not structure.response_required:
+                        # A shortcut: the usual acknowledgement has no answer.
+                        self.last_receipt = None
+                        yield from self._acknowledge(structure)
+                    elif isinstance(structure, ProducedMessage):
+                        yield from self._send(structure)
+                    else:
+                        yield from self._execute(structure)
+                except RemoteProtocolError as error:
+                    if not self._connection_id:
+                        raise
+                    yield InvalidFrame(str(error), error.code, self._transaction_of(structure))
+                if self.is_closed:
+                    return
+            self.last_receipt = None
+            if not decoder.has_more:
+                break
+            data = b""
+        yield from self._consumers.request()
 
     def accept_last(self) -> None:
         pass
 
     def mark_refused(self) -> int:
+        self._is_refused = True
         return 0
 
+    def _execute(self, structure: Structure) -> Iterator[Command]:
+        if isinstance(structure, WireCommand):
+            self.last_receipt = str(structure.command_id) if structure.response_required else None
+        if not self._connection_id:
+            yield from self._open(structure)
+            return
+        if isinstance(structure, ShutdownInfo):
+            # Without a RemoveInfo before, the connection is lost once the client closes its socket.
+            self.is_closed = self._has_ended
+            return
+        handler = _HANDLERS.get(type(structure))
+        if handler is None:
+            raise RemoteProtocolError(f"{type(structure).__name__} is not for clients to send", Code.COMMAND)
+        for command in handler(self, structure):
+            yield command
+            if self._is_refused:
+                break
+        if self._is_refused:
+            self.last_receipt = None
+            if isinstance(structure, TransactionInfo):
+                yield from self._transactions.abort_refused(structure)
+        elif self.last_receipt is not None:
+            yield ReceiptRequest(self.last_receipt)
+
+    def _send(self, produced: ProducedMessage) -> Iterator[Command]:
+        self.last_receipt = str(produced.command_id) if produced.response_required else None
+        if not self._connection_id:
+            raise _not_logged_in(produced)
+        size = self._producers.acknowledged_size(produced)
+        if size:
+            self.outgoing += encode_producer_ack(produced.producer_id, size)
+        if produced.producer_id.connection_id != self._connection_id:
+            raise foreign_id("producer")
+        name = None
+        if produced.transaction_id is not None:
+            name = self._transactions.name_of(produced.transaction_id)
+        for command in self._producers.send(produced, name):
+            yield command
+            if self._is_refused:
+                return
+
+    def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
+        consumer = self._consumers.find(ack.consumer_id)
+        if consumer is None:
+            if self._advisories.is_consumer(ack.consumer_id):
+                return
+            raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
+        self._check_owner(ack.consumer_id, "consumer")
+        if consumer.is_browser or not consumer.has_received:
+            # After a new connection the client may acknowledge what an earlier one has got.
+            return
+        name = self._transactions.name_of(ack.transaction_id)
+        if name is not None and ack.ack_type:
+            self._transactions.keep(ack, name, consumer)
+        else:
+            for command in self._consumers.acknowledge(ack, consumer):
+                yield command
+                if self._is_refused:
+                    return
+
+    def _transaction_of(self, structure: Structure | ProducedMessage) -> str | None:
+        """Return the transaction that a refusal of this command makes rollback-only."""
+        transaction_id = getattr(structure, "transaction_id", None)
+        if isinstance(structure, TransactionInfo) or transaction_id is None:
+            return None
+        try:
+            return self._transactions.name_of(transaction_id)
+        except RemoteProtocolError:
+            return None
+
+    # ---- Opening ----
+
+    def _open(self, structure: Structure) -> Iterator[Command]:
+        if self.is_opening:
+            if not isinstance(structure, WireFormatInfo):
+                raise _not_logged_in(structure)
+            self._negotiate(structure)
+        elif isinstance(structure, ConnectionInfo):
+            yield self._log_in(structure)
+        elif isinstance(structure, ShutdownInfo):
+            self.is_closed = True
+        elif isinstance(structure, KeepAliveInfo):
+            yield from self._keep_alive(structure)
+        elif not isinstance(structure, ConnectionControl):
+            raise _not_logged_in(structure)
+
+    def _negotiate(self, info: WireFormatInfo) -> None:
+        agreed = negotiate(info)
+        self.outgoing += encode_wire_format_info()
+        self.replies.is_negotiated = True
+        self.beat_check_s = agreed.keep_alive_ms / 1000 / _BEATS
+        self.silence_limit_s = agreed.keep_alive_ms / 1000
+
+    def _log_in(self, info: ConnectionInfo) -> Login:
+        connection_id = (info.connection_id.value if info.connection_id is not None else None) or ""
+        if not _is_connection_id(connection_id):
+            raise RemoteProtocolError(
+                f"connection id {connection_id[:100]!r}: it needs a colon, and may have no comma, slash or unprintable "
+                "character",
+                Code.LOGIN,
+            )
+        if info.broker_path or info.is_broker_master_connector:
+            raise not_supported("networks of brokers", "connect clients only")
+        # Only now may more than a login come.
+        self._decoder.is_connected = True
+        self.client_id = (info.client_id or "")[:NAME_LENGTH_MAX]
+        self._connection_id = self._transactions.connection_id = self._advisories.connection_id = connection_id
+        self._producers.numbers_sends = info.is_fault_tolerant
+        return Login(
+            user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
+        )
+
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
-        raise AssertionError("each login is refused")
+        self.replies.connection_id = ConnectionId(self._connection_id)
+        broker = BrokerInfo(
+            broker_id=BrokerId(f"ID:truenext-{self._identity}"),
+            broker_name=self._server_name,
+        )
+        frames = encode_answer(broker) + CONNECTION_CONTROL
+        if self.last_receipt is not None:
+            frames += encode_response(int(self.last_receipt))
+        return frames
+
+    # ---- Commands ----
+
+    def _keep_alive(self, info: KeepAliveInfo) -> Iterator[Command]:
+        yield from ()
+        if info.response_required:
+            self.last_receipt = None
+            self.outgoing += KEEP_ALIVE
+
+    def _add_session(self, info: SessionInfo) -> Iterator[Command]:
+        yield from ()
+        self._check_owner(info.session_id, "session")
+
+    def _add_producer(self, info: ProducerInfo) -> Iterator[Command]:
+        yield from ()
+        self._check_owner(info.producer_id, "producer")
+        self._producers.add(info)
+
+    def _add_consumer(self, info: ConsumerInfo) -> Iterator[Command]:
+        self._check_owner(info.consumer_id, "consumer")
+        if are_advisories(info.destination):
+            assert info.consumer_id is not None, "its owner is known"
+            self._advisories.add(info.consumer_id)
+        else:
+            yield from self._consumers.add(info)
+
+    def _control_transaction(self, info: TransactionInfo) -> Iterator[Command]:
+        if info.operation == RECOVER:
+            # There are no prepared transactions.
+            if self.last_receipt is not None:
+                self.outgoing += encode_answer(DataArrayResponse(correlation_id=info.command_id))
+            self.last_receipt = None
+        else:
+            yield from self._transactions.control(info)
+
+    def _control_destination(self, info: DestinationInfo) -> Iterator[Command]:
+        destination = destinations.temporary(info.destination)
+        if info.operation:
+            yield RemoveTemporary(destination)
+        else:
+            yield CreateTemporary(destination)
+
+    def _remove(self, info: RemoveInfo) -> Iterator[Command]:
+        """End a consumer, a producer, a session with all that it has, or the connection."""
+        removed = info.object_id
+        self._check_owner(removed, "removed object")
+        last = info.last_delivered_sequence_id
+        if isinstance(removed, ConsumerId):
+            consumer = self._consumers.find(removed)
+            self._advisories.remove(removed)
+            if consumer is not None:
+                yield from self._consumers.close([consumer], last)
+        elif isinstance(removed, ProducerId):
+            yield from _forget(self._producers.remove(removed))
+        elif isinstance(removed, SessionId):
+            yield from self._consumers.close(self._consumers.of_session(removed.value), last)
+            yield from _forget(self._producers.remove_all(removed.value))
+        else:
+            yield Disconnect(self._producers.remove_all(), last if last >= 0 else None)
+            self._has_ended = True
+            self._consumers.forget_all()
+
+    def _check_owner(self, object_id: ConnectionId | SessionId | ConsumerId | ProducerId | None, what: str) -> None:
+        """Raise RemoteProtocolError if the client names an object of another connection."""
+        owner = None
+        if object_id is not None:
+            owner = object_id.value if isinstance(object_id, ConnectionId) else object_id.connection_id
+        if owner != self._connection_id:
+            raise foreign_id(what)
 
 
-def _wire_format_info() -> bytes:
-    """Encode the broker's WireFormatInfo: loose encoding, no cache, and no KeepAliveInfos."""
-    longs = {"MaxFrameSize": BODY_BYTES_MAX + HEADER_BYTES_MAX, "MaxInactivityDuration": 0}
-    flags = ("TightEncodingEnabled", "CacheEnabled", "StackTraceEnabled", "SizePrefixDisabled")
-    entries = [_name(name) + _LONG + pack(">q", value) for name, value in longs.items()]
-    entries += [_name(name) + _FALSE for name in flags]
-    properties = pack(">i", len(entries)) + b"".join(entries)
-    body = _MAGIC + pack(">i?i", _VERSION, True, len(properties)) + properties
-    return pack(">iB", 1 + len(body), _WIRE_FORMAT_INFO) + body
+def _is_connection_id(text: str) -> bool:
+    """Return whether a text may be the id of a connection, which becomes a part of addresses. Ids of STOMP clients'
+    connections have no colon."""
+    return (
+        ":" in text
+        and len(text) <= NAME_LENGTH_MAX
+        and text.isprintable()
+        and not any(each in text for each in ",/*>?")
+    )
 
 
-def _command(kind: int, body: bytes) -> bytes:
-    return _HEAD.pack(6 + len(body), kind, 0, False) + body
+def _forget(names: list[str]) -> Iterator[Command]:
+    if names:
+        yield ForgetProducers(names)
 
 
-def _string(text: str) -> bytes:
-    """Encode a text of the broker, which has no characters that modified UTF-8 encodes in another way."""
-    return b"\x01" + _name(text)
+def _ignore(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
+    yield from ()
 
 
-def _name(text: str) -> bytes:
-    encoded = text.encode()
-    return pack(">H", len(encoded)) + encoded
+def _refuse(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
+    yield from ()
+    raise not_supported(_REFUSED[type(structure)], "leave it out")
 
 
-def _malformed(reason: str) -> RemoteProtocolError:
-    return RemoteProtocolError(reason, Code.MALFORMED_FRAME)
+# The methods of a session, as a session that refers to its own methods is freed late.
+_HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Command]]] = {
+    SessionInfo: OpenWireSession._add_session,
+    ProducerInfo: OpenWireSession._add_producer,
+    ConsumerInfo: OpenWireSession._add_consumer,
+    MessageAck: OpenWireSession._acknowledge,
+    MessagePull: lambda session, pull: session._consumers.pull(pull),
+    ConsumerControl: lambda session, control: session._consumers.control(control),
+    TransactionInfo: OpenWireSession._control_transaction,
+    DestinationInfo: OpenWireSession._control_destination,
+    RemoveInfo: OpenWireSession._remove,
+    KeepAliveInfo: OpenWireSession._keep_alive,
+    **dict.fromkeys((ConnectionControl, FlushCommand), _ignore),
+    **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
+}
+_REFUSED: dict[type[Structure], str] = {
+    BrokerInfo: "networks of brokers",
+    ControlCommand: "ControlCommand",
+    RemoveSubscriptionInfo: "durable subscriptions",
+    BlobMessage: "BlobMessages",
+}
+
+
+def _not_logged_in(structure: object) -> RemoteProtocolError:
+    return RemoteProtocolError(f"{type(structure).__name__} of OpenWire before ConnectionInfo", Code.MALFORMED_FRAME)

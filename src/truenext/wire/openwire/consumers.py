@@ -1,0 +1,333 @@
+"""Consumers and browsers of one JMS client: what they hold, and how many messages the broker requests for them.
+
+    prefetch of a consumer                 messages that it may hold
+    + messages reported as delivered       which it still holds
+    - messages that it holds
+    - messages that are requested for it
+    = messages to request, after each read of the socket (C26.3)
+
+An acknowledgement in a transaction only marks its messages as kept (transactions.py).
+"""
+
+from collections.abc import Iterator
+
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import (
+    Ack,
+    AckMode,
+    AckRun,
+    Browse,
+    Close,
+    Command,
+    Credit,
+    Nack,
+    Subscribe,
+)
+from truenext.model.limits import WINDOW_MAX
+from truenext.model.selector import Selector, compile_selector
+from truenext.wire.openwire import destinations
+from truenext.wire.openwire.deliveries import DispatchEncoder
+from truenext.wire.openwire.refusals import not_supported
+from truenext.wire.openwire.structures import (
+    ConsumerControl,
+    ConsumerId,
+    ConsumerInfo,
+    MessageAck,
+    MessageId,
+    MessagePull,
+)
+
+DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range(7)
+"""Types of acknowledgements."""
+PULL = "pull"
+"""Correlation of a request that a client has made itself. It is told when the request ends."""
+_CONSUMER_PRIORITY_MIN = -127
+
+
+class Consumer:
+    """Consumer or browser."""
+
+    __slots__ = (
+        "delivered_count",
+        "encoder",
+        "has_received",
+        "held",
+        "id",
+        "is_browser",
+        "kept",
+        "prefetch",
+        "requested",
+        "subscription",
+    )
+
+    def __init__(self, info: ConsumerInfo, consumer_id: ConsumerId, encoder: DispatchEncoder) -> None:
+        self.id = consumer_id
+        self.subscription = subscription_of(consumer_id)
+        self.encoder = encoder
+        self.is_browser = info.is_browser
+        self.prefetch = _prefetch(info.prefetch_size)
+        self.requested = 0
+        """Number of messages that are requested and have not come."""
+        self.held: dict[int, bool] = {}
+        """Sequences of the messages that the consumer holds, in order of dispatch. True: the client has reported the
+        message as delivered."""
+        self.delivered_count = 0
+        """Number of held messages that the client has reported as delivered."""
+        self.kept: dict[int, str] = {}
+        """Transaction that has acknowledged a held message, by sequence."""
+        self.has_received = False
+        """True once a message was dispatched to the consumer."""
+
+    def on_dispatched(self, sequence: int) -> None:
+        self.held[sequence] = False
+        self.requested -= 1
+        self.has_received = True
+
+    def remove(self, sequence: int) -> None:
+        """Forget a message that is settled."""
+        self.delivered_count -= self.held.pop(sequence)
+
+    def mark_delivered(self, last: int) -> None:
+        """Mark a message and all dispatched before it as delivered."""
+        held = self.held
+        is_reached = False
+        marked = []
+        for sequence in reversed(held):
+            is_reached = is_reached or sequence == last
+            if is_reached:
+                if held[sequence]:
+                    break
+                marked.append(sequence)
+        for sequence in marked:
+            held[sequence] = True
+        self.delivered_count += len(marked)
+
+    def mark_one_delivered(self, sequence: int) -> None:
+        self.delivered_count += not self.held[sequence]
+        self.held[sequence] = True
+
+    def covered(self, ack: MessageAck) -> list[int]:
+        """Return the held messages that a range covers, in order of dispatch; empty if it matches nothing."""
+        held, last = self.held, _sequence(ack.last_message_id)
+        first = None if ack.first_message_id is None else _sequence(ack.first_message_id)
+        if last not in held or (first is not None and first not in held):
+            return []
+        if first == last:
+            return [last]
+        covered: list[int] = []
+        is_inside = first is None
+        for sequence in held:
+            is_inside = is_inside or sequence == first
+            if is_inside:
+                covered.append(sequence)
+            if sequence == last:
+                break
+        return covered
+
+    @property
+    def lacking(self) -> int:
+        """Number of messages to request."""
+        lacking = self.prefetch + self.delivered_count - len(self.held) - self.requested
+        return min(lacking, WINDOW_MAX - self.requested) if self.prefetch and not self.is_browser else 0
+
+
+class Consumers:
+    """All consumers and browsers of one connection."""
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+        self.by_subscription: dict[str, Consumer] = {}
+        self._changed: dict[Consumer, None] = {}
+        """Consumers for which messages may have to be requested."""
+
+    def find(self, consumer_id: ConsumerId | None) -> Consumer | None:
+        return None if consumer_id is None else self.by_subscription.get(subscription_of(consumer_id))
+
+    def of_session(self, session_id: int) -> list[Consumer]:
+        return [each for each in self.by_subscription.values() if each.id.session_id == session_id]
+
+    def add(self, info: ConsumerInfo) -> Iterator[Command]:
+        """Make a consumer or browser. Nothing happens if there is one with this id.
+
+        Raises: RemoteProtocolError if it asks for something that the broker does not offer
+        """
+        assert info.consumer_id is not None, "the session checks ids"
+        if self.find(info.consumer_id) is not None:
+            return
+        _check_offered(info)
+        destination = destinations.source(info.destination)
+        selector = _selector(info.selector)
+        assert info.destination is not None, "it has a source"
+        encoder = DispatchEncoder(info.consumer_id, info.destination, self._identity)
+        consumer = Consumer(info, info.consumer_id, encoder)
+        subscription = consumer.subscription
+        # At once, as a browser gets messages before the next command is taken.
+        self.by_subscription[subscription] = consumer
+        try:
+            if info.is_browser:
+                yield Browse(subscription, destination, selector)
+            else:
+                yield Subscribe(
+                    subscription,
+                    destination,
+                    AckMode.INDIVIDUAL,
+                    priority=max(info.priority, _CONSUMER_PRIORITY_MIN),
+                    is_exclusive=info.is_exclusive,
+                    is_pulling=True,
+                    selector=selector,
+                )
+        except GeneratorExit:
+            # It was refused.
+            del self.by_subscription[subscription]
+            raise
+        self._changed[consumer] = None
+
+    def close(self, consumers: list[Consumer], last_delivered: int) -> Iterator[Command]:
+        """End consumers and browsers in one step. `last_delivered` is -1 if the client names no message, and -2 if it
+        does not know."""
+        if not consumers:
+            return
+        for consumer in consumers:
+            # What waits for COMMIT belongs to the transaction from now on.
+            for sequence, transaction in consumer.kept.items():
+                yield Ack(consumer.subscription, sequence, transaction)
+        yield Close([each.subscription for each in consumers], last_delivered if last_delivered >= 0 else None)
+        for consumer in consumers:
+            del self.by_subscription[consumer.subscription]
+            self._changed.pop(consumer, None)
+
+    def forget_all(self) -> None:
+        """Forget all consumers, as the connection has ended."""
+        self.by_subscription.clear()
+        self._changed.clear()
+
+    # ---- Requests ----
+
+    def request(self) -> Iterator[Command]:
+        """Request messages for all consumers that may hold more."""
+        while self._changed:
+            consumer, _ = self._changed.popitem()
+            lacking = consumer.lacking
+            if lacking > 0:
+                consumer.requested += lacking
+                yield Credit(consumer.subscription, lacking)
+
+    def pull(self, pull: MessagePull) -> Iterator[Command]:
+        """Request one message for a consumer of prefetch 0."""
+        consumer = self.find(pull.consumer_id)
+        if consumer is None or consumer.is_browser or consumer.prefetch:
+            return
+        consumer.requested += 1
+        yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL)
+
+    def control(self, control: ConsumerControl) -> Iterator[Command]:
+        """Change the prefetch of a consumer."""
+        consumer = self.find(control.consumer_id)
+        if consumer is None or control.is_close or control.is_flush or control.is_start or control.is_stop:
+            return
+        prefetch = _prefetch(control.prefetch)
+        if prefetch < consumer.prefetch and consumer.requested and not consumer.is_browser:
+            # The unused part is subtracted when the broker tells the end of this request.
+            yield Credit(consumer.subscription, 0)
+        consumer.prefetch = prefetch
+        self._changed[consumer] = None
+
+    def on_changed(self, consumer: Consumer) -> None:
+        """Note that messages may have to be requested for a consumer."""
+        self._changed[consumer] = None
+
+    # ---- Acknowledgements outside transactions ----
+
+    def acknowledge(self, ack: MessageAck, consumer: Consumer) -> Iterator[Command]:
+        """Settle messages.
+
+        Raises: RemoteProtocolError if the acknowledgement matches no message of the consumer
+        """
+        self._changed[consumer] = None
+        kind = ack.ack_type
+        if kind == INDIVIDUAL:
+            sequence = _sequence(ack.last_message_id)
+            if sequence in consumer.held:
+                yield Ack(consumer.subscription, sequence)
+                consumer.remove(sequence)
+            return
+        covered = self.require_covered(ack, consumer)
+        if kind == DELIVERED:
+            consumer.mark_delivered(covered[-1])
+        elif kind == STANDARD:
+            if len(covered) != ack.message_count:
+                raise _unmatched(ack, f"it covers {len(covered)} messages, and says {ack.message_count}")
+            yield from self._acknowledge(consumer, covered)
+        elif kind == POISON:
+            cause = ack.poison_cause.message if ack.poison_cause is not None else None
+            for sequence in covered:
+                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause or "rejected by the client")
+                consumer.remove(sequence)
+        elif kind == EXPIRED:
+            for sequence in covered:
+                # If the message has expired by the broker's clock, too, the queue's policy says what happens to it.
+                yield Nack(consumer.subscription, sequence, cause="expired at the client")
+                consumer.remove(sequence)
+        elif kind != REDELIVERED:
+            raise not_supported(f"acknowledgements of type {kind}", "they are for networks of brokers")
+
+    def _acknowledge(self, consumer: Consumer, covered: list[int]) -> Iterator[Command]:
+        subscription = consumer.subscription
+        if len(covered) == 1:
+            yield Ack(subscription, covered[0])
+            consumer.remove(covered[0])
+            return
+        run = AckRun(subscription, [Ack(subscription, sequence) for sequence in covered])
+        yield run
+        for sequence in covered[: run.executed]:
+            consumer.remove(sequence)
+        for number in range(run.executed, len(run)):
+            yield run[number]
+            consumer.remove(covered[number])
+
+    @staticmethod
+    def require_covered(ack: MessageAck, consumer: Consumer) -> list[int]:
+        """Return the messages that a range covers.
+
+        Raises: RemoteProtocolError if there is none
+        """
+        if ack.ack_type == DELIVERED:
+            last = _sequence(ack.last_message_id)
+            covered = [last] if last in consumer.held else []
+        else:
+            covered = consumer.covered(ack)
+        if not covered:
+            raise _unmatched(ack, "the consumer does not hold its messages in this order")
+        return covered
+
+
+def subscription_of(consumer_id: ConsumerId) -> str:
+    """Return the name of a consumer's subscription."""
+    return f"{consumer_id.session_id}:{consumer_id.value}"
+
+
+def _check_offered(info: ConsumerInfo) -> None:
+    if info.is_network_subscription or info.broker_path or info.additional_predicate is not None:
+        raise not_supported("networks of brokers", "connect clients only")
+    if info.subscription_name is not None:
+        raise not_supported(f"the durable subscription {info.subscription_name[:100]!r}", "consume from a queue")
+    if info.is_no_local and info.destination is not None and destinations.is_for_topics(info.destination):
+        raise not_supported("noLocal", "leave it out, or skip own messages by a selector")
+
+
+def _selector(text: str | None) -> Selector | None:
+    return compile_selector(text) if text is not None and text.strip() else None
+
+
+def _prefetch(number: int) -> int:
+    return max(0, min(number, WINDOW_MAX))
+
+
+def _sequence(message_id: MessageId | None) -> int:
+    """Return the sequence of a message that the client names; -1 if it names none."""
+    return -1 if message_id is None else message_id.broker_sequence_id
+
+
+def _unmatched(ack: MessageAck, reason: str) -> RemoteProtocolError:
+    last = _sequence(ack.last_message_id)
+    return RemoteProtocolError(f"acknowledgement up to message {last}: {reason}", Code.NOT_HELD)

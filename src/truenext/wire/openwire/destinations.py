@@ -1,0 +1,96 @@
+"""Destinations of one JMS client: makes the broker's destinations of OpenWire's, and refuses those that JMS clients may
+not use."""
+
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.openwire_message import PhysicalName
+from truenext.wire.openwire.refusals import not_supported
+from truenext.wire.openwire.structures import (
+    PhysicalDestination,
+    TemporaryQueueName,
+    TemporaryTopicName,
+    TopicName,
+)
+
+ADVISORY_PREFIX = "ActiveMQ.Advisory."
+_STATISTICS_PREFIX = "ActiveMQ.Statistics"
+_PATTERNS = (DestinationKind.QUEUE_PATTERN, DestinationKind.TOPIC_PATTERN)
+_KNOWN_MAX = 1000
+"""Number of destinations that a connection keeps."""
+
+
+class Destinations:
+    """Destinations that the client of one connection names. Equal names are one object, which the check of grants
+    needs to be fast."""
+
+    def __init__(self) -> None:
+        self._targets: dict[PhysicalDestination, Destination] = {}
+
+    def target(self, physical: PhysicalDestination) -> Destination:
+        """Return the destination of a message.
+
+        Raises: RemoteProtocolError if it is no destination to which JMS clients may send
+        """
+        found = self._targets.get(physical)
+        if found is None:
+            found = _target(physical)
+            if len(self._targets) >= _KNOWN_MAX:
+                self._targets.clear()
+            self._targets[physical] = found
+        return found
+
+
+def _target(physical: PhysicalDestination) -> Destination:
+    name = _name(physical)
+    for part in name.split(","):
+        plain = part.strip().rpartition("://")[2]
+        if plain.startswith(ADVISORY_PREFIX):
+            raise RemoteProtocolError(f"send to {plain}: only the broker sends advisories", Code.DESTINATION)
+        if plain.startswith(_STATISTICS_PREFIX):
+            raise not_supported(f"statistics by {plain}", "use the command truenext status")
+    destination = _parse(physical, name)
+    if destination.kind in _PATTERNS:
+        raise RemoteProtocolError(f"send to {name}: it is a pattern, send to a queue or topic", Code.DESTINATION)
+    return destination
+
+
+def source(physical: PhysicalDestination | None) -> Destination:
+    """Return the destination of a consumer or browser.
+
+    Raises: RemoteProtocolError if JMS clients cannot consume from it
+    """
+    if physical is None:
+        raise RemoteProtocolError("a consumer without a destination", Code.DESTINATION)
+    name = _name(physical)
+    if "," in name:
+        raise not_supported(f"a consumer of several destinations, {name}", "make a consumer of each")
+    if name.startswith(ADVISORY_PREFIX):
+        raise not_supported(f"the advisory {name}", "only those of temporary destinations are sent")
+    destination = _parse(physical, name)
+    if destination.kind in _PATTERNS:
+        raise not_supported(f"a consumer of a pattern, {name}", "make a consumer of each destination")
+    return destination
+
+
+def temporary(physical: PhysicalDestination | None) -> Destination:
+    """Return the temporary queue or topic that a command creates or removes.
+
+    Raises: RemoteProtocolError if it is none
+    """
+    if not isinstance(physical, TemporaryQueueName | TemporaryTopicName):
+        raise not_supported("commands that create or remove a queue or topic", "use the command truenext")
+    return _parse(physical, _name(physical))
+
+
+def is_for_topics(physical: PhysicalDestination) -> bool:
+    return isinstance(physical, TopicName | TemporaryTopicName)
+
+
+def _name(physical: PhysicalDestination) -> str:
+    if not physical.name:
+        raise RemoteProtocolError("a destination without a name", Code.DESTINATION)
+    return physical.name
+
+
+def _parse(physical: PhysicalDestination, name: str) -> Destination:
+    return parse_address(PhysicalName(physical.TYPE, name).address, "")

@@ -1,0 +1,95 @@
+"""Producers of one JMS client: makes commands of their messages.
+
+A persistent message outside a transaction has a number if the client is on `failover:`, which may send it again
+(C26.10).
+"""
+
+from collections.abc import Iterator
+
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Command, ReceiptRequest, Send
+from truenext.model.limits import SUBSCRIPTIONS_MAX
+from truenext.model.openwire_message import BODY_HEAD, properties_of
+from truenext.wire.openwire.codec import ProducedMessage
+from truenext.wire.openwire.destinations import Destinations
+from truenext.wire.openwire.refusals import not_supported
+from truenext.wire.openwire.structures import ProducerId, ProducerInfo
+
+_PRODUCERS_MAX = 10 * SUBSCRIPTIONS_MAX
+_SCHEDULE = b"AMQ_SCHEDULED_"
+_MESSAGE_BYTES = 1024
+"""Bytes that a client adds to content and properties of each message, when it compares with its window."""
+
+
+class Producers:
+    def __init__(self) -> None:
+        self._destinations = Destinations()
+        self._windows: dict[ProducerId, int] = {}
+        """Window of each producer, in bytes; 0 is none."""
+        self.numbers_sends = False
+        """True if persistent messages have numbers."""
+
+    def add(self, info: ProducerInfo) -> None:
+        """Add a producer. Nothing happens if there is one with this id.
+
+        Raises: RemoteProtocolError if JMS clients cannot send to its destination, or there are too many producers
+        """
+        assert info.producer_id is not None, "the session checks ids"
+        if info.destination is not None:
+            self._destinations.target(info.destination)
+        if len(self._windows) >= _PRODUCERS_MAX:
+            raise RemoteProtocolError(
+                f"this connection has {_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT
+            )
+        self._windows[info.producer_id] = max(info.window_size, 0)
+
+    def remove(self, producer_id: ProducerId) -> list[str]:
+        """Remove a producer. Returns the names under which the broker knows it."""
+        was_known = self._windows.pop(producer_id, None) is not None
+        return [_name(producer_id)] if was_known and self.numbers_sends else []
+
+    def remove_all(self, session_id: int | None = None) -> list[str]:
+        """Remove the producers of a session, or all. Returns the names under which the broker knows them."""
+        ended = [each for each in self._windows if session_id in (None, each.session_id)]
+        return [name for each in ended for name in self.remove(each)]
+
+    def acknowledged_size(self, produced: ProducedMessage) -> int:
+        """Return the size of the ProducerAck for a message; 0 sends none."""
+        if produced.response_required or not self._windows.get(produced.producer_id):
+            return 0
+        body = produced.message.body
+        *_, content_at, content_end = BODY_HEAD.unpack_from(body)
+        # Each byte string has a flag and its length, or is null.
+        fields: tuple[int, int] = (content_end - content_at, len(body) - content_end)
+        return _MESSAGE_BYTES + sum(max(size - 5, 0) for size in fields)
+
+    def send(self, produced: ProducedMessage, transaction: str | None) -> Iterator[Command]:
+        """Send a message.
+
+        Raises: RemoteProtocolError if JMS clients cannot send it
+        """
+        message = produced.message
+        if _SCHEDULE in message.body:
+            _check_not_scheduled(produced)
+        send = Send(
+            self._destinations.target(produced.destination),
+            message,
+            transaction,
+            names_destinations=produced.has_reply_to,
+        )
+        is_numbered = self.numbers_sends and message.persistent and transaction is None
+        if is_numbered:
+            send.producer, send.number = _name(produced.producer_id), produced.sequence
+        yield send
+        if produced.response_required:
+            yield ReceiptRequest(str(produced.command_id), send if is_numbered else None)
+
+
+def _name(producer_id: ProducerId) -> str:
+    return f"{producer_id.connection_id}:{producer_id.session_id}:{producer_id.value}"
+
+
+def _check_not_scheduled(produced: ProducedMessage) -> None:
+    scheduled = [name for name in properties_of(produced.message) if name.startswith(_SCHEDULE.decode())]
+    if scheduled:
+        raise not_supported(f"scheduled messages by {scheduled[0]}", "send the message when it is due")

@@ -1,0 +1,89 @@
+"""Replies: OpenWire frames of what the broker sends to one JMS client."""
+
+from collections.abc import Sequence
+
+from truenext.errors import Code
+from truenext.model.answers import ErrorAnswer, Receipt
+from truenext.model.destination import Destination
+from truenext.wire.openwire.advisories import Advisories
+from truenext.wire.openwire.consumers import PULL, Consumers
+from truenext.wire.openwire.deliveries import (
+    KEEP_ALIVE,
+    encode_connection_error,
+    encode_end,
+    encode_exception,
+    encode_response,
+)
+from truenext.wire.openwire.refusals import exception_class
+from truenext.wire.openwire.structures import ConnectionId
+from truenext.wire.session import Delivery
+
+
+class OpenWireReplies:
+    """Encoder of messages and answers to one client."""
+
+    parts_per_message = 1
+    heart_beat = KEEP_ALIVE
+
+    def __init__(self, consumers: Consumers, advisories: Advisories) -> None:
+        self._consumers = consumers
+        self._advisories = advisories
+        self.is_negotiated = False
+        """True once the client has sent its WireFormatInfo. Nothing may be sent before."""
+        self.connection_id: ConnectionId | None = None
+        """Id of the connection; None before its login was accepted."""
+
+    def encode_deliveries(
+        self,
+        subscription: str,
+        deliveries: Sequence[Delivery],
+        parts: list[bytes],
+        round_number: int = 0,
+        *,
+        is_browse: bool = False,
+    ) -> None:
+        consumer = self._consumers.by_subscription[subscription]
+        encode = consumer.encoder.encode
+        advisories = self._advisories
+        for delivery in deliveries:
+            message = delivery.message
+            assert message is not None, "what was just dispatched is in memory"
+            sequence = delivery.sequence
+            if not is_browse:
+                consumer.on_dispatched(sequence)
+            frame = encode(
+                message,
+                sequence,
+                delivery.redelivery_count,
+                message.arrived_ms,
+                is_first_of_group=delivery.is_first_of_group and not is_browse,
+            )
+            if advisories.has_consumers and (told := advisories.tell_reply_to(message)):
+                frame = told + frame
+            parts.append(frame)
+
+    def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
+        return encode_end(self._consumers.by_subscription[subscription].id)
+
+    def encode_end_of_pull_request(
+        self, subscription: str, destination: Destination, unused: int, correlation: str | None
+    ) -> bytes:
+        consumer = self._consumers.by_subscription.get(subscription)
+        if consumer is None:
+            return b""
+        consumer.requested -= unused
+        return encode_end(consumer.id) if correlation == PULL else b""
+
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        return encode_response(int(receipt.receipt))
+
+    def encode_fault(self, fault: ErrorAnswer) -> bytes:
+        """Encode an ExceptionResponse to the command whose number the receipt is, or without a receipt a
+        ConnectionError. The result is empty before the client's WireFormatInfo, and if the broker is too busy for a
+        login: then the client must see a lost connection, after which `failover:` tries again."""
+        if not self.is_negotiated or (fault.code is Code.BUSY and self.connection_id is None):
+            return b""
+        name = exception_class(fault)
+        if fault.receipt is None:
+            return encode_connection_error(self.connection_id, name, fault.summary)
+        return encode_exception(int(fault.receipt), name, fault.summary)

@@ -1,0 +1,117 @@
+"""Local transactions of one JMS client. Acknowledgements in a transaction wait here for its COMMIT, and their messages
+stay with their consumers (C26.5)."""
+
+from collections.abc import Iterator
+
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Abort, Ack, Begin, Command, Commit
+from truenext.wire.openwire.consumers import INDIVIDUAL, STANDARD, Consumer, Consumers
+from truenext.wire.openwire.refusals import foreign_id, xa_refusal
+from truenext.wire.openwire.structures import (
+    LocalTransactionId,
+    MessageAck,
+    TransactionId,
+    TransactionInfo,
+)
+
+BEGIN, PREPARE, COMMIT_ONE_PHASE, COMMIT_TWO_PHASE, ROLLBACK, RECOVER, FORGET, END = range(8)
+"""Operations of a TransactionInfo."""
+
+
+class Transactions:
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        self.connection_id = ""
+        """Id of the connection. Ids of transactions contain it."""
+        self._open: dict[str, dict[Consumer, None]] = {}
+        """Consumers with kept messages, of each open transaction."""
+
+    def name_of(self, transaction_id: TransactionId | None) -> str | None:
+        """Return the name of the transaction in which a command is; None if it is in none.
+
+        Raises: RemoteProtocolError if the transaction is an XA transaction, or of another connection
+        """
+        if transaction_id is None:
+            return None
+        if not isinstance(transaction_id, LocalTransactionId):
+            raise xa_refusal()
+        owner = transaction_id.connection_id
+        if owner is None or owner.value != self.connection_id:
+            raise foreign_id("transaction")
+        return str(transaction_id.value)
+
+    def control(self, info: TransactionInfo) -> Iterator[Command]:
+        """Begin or end a transaction.
+
+        Raises: RemoteProtocolError if that is not possible
+        """
+        if info.operation not in (BEGIN, COMMIT_ONE_PHASE, ROLLBACK):
+            raise xa_refusal()
+        name = self.name_of(info.transaction_id)
+        if name is None:
+            raise RemoteProtocolError("a TransactionInfo without a transaction", Code.COMMAND)
+        if info.operation == BEGIN:
+            if name not in self._open:
+                # A lost connection counts an attempt for what an ended consumer has left to the transaction.
+                yield Begin(name)
+                self._open[name] = {}
+        elif info.operation == COMMIT_ONE_PHASE:
+            yield from self._commit(name)
+        elif name in self._open:
+            yield Abort(name, counts_all=False)
+            self._forget(name)
+
+    def _commit(self, name: str) -> Iterator[Command]:
+        kept = self._kept(name)
+        yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
+        for consumer, sequence in kept:
+            consumer.remove(sequence)
+        self._forget(name)
+
+    def abort_refused(self, info: TransactionInfo) -> Iterator[Command]:
+        """Abort a transaction whose COMMIT was refused: the client takes it for rolled back, and does not say so."""
+        if info.operation != COMMIT_ONE_PHASE or not isinstance(info.transaction_id, LocalTransactionId):
+            return
+        name = str(info.transaction_id.value)
+        if name in self._open:
+            self._forget(name)
+            yield Abort(name, counts_all=False)
+
+    def keep(self, ack: MessageAck, name: str, consumer: Consumer) -> None:
+        """Keep the messages that an acknowledgement in a transaction covers.
+
+        Raises: RemoteProtocolError if the transaction is not open, or the consumer does not hold the messages
+        """
+        if ack.ack_type not in (STANDARD, INDIVIDUAL):
+            raise RemoteProtocolError(
+                f"acknowledgement of type {ack.ack_type} in a transaction: it is for outside", Code.COMMAND
+            )
+        touched = self._open.get(name)
+        if touched is None:
+            raise RemoteProtocolError(f"transaction {name} is not open", Code.NO_TRANSACTION)
+        if ack.ack_type == STANDARD:
+            covered = self._consumers.require_covered(ack, consumer)
+        else:
+            last = ack.last_message_id
+            covered = [] if last is None else [last.broker_sequence_id]
+        touched[consumer] = None
+        for sequence in covered:
+            if sequence in consumer.held:
+                consumer.kept.setdefault(sequence, name)
+                consumer.mark_one_delivered(sequence)
+        self._consumers.on_changed(consumer)
+
+    def _kept(self, name: str) -> list[tuple[Consumer, int]]:
+        return [
+            (consumer, sequence)
+            for consumer in self._open.get(name, ())
+            if self._consumers.by_subscription.get(consumer.subscription) is consumer
+            for sequence, transaction in consumer.kept.items()
+            if transaction == name
+        ]
+
+    def _forget(self, name: str) -> None:
+        """Forget an ended transaction. What it has kept stays with the consumers."""
+        for consumer in self._open.pop(name, ()):
+            consumer.kept = {sequence: other for sequence, other in consumer.kept.items() if other != name}
+            self._consumers.on_changed(consumer)
