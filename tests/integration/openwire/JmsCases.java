@@ -98,4 +98,438 @@ public final class JmsCases {
         say(text(consumer.receive(SILENCE_MS)));
         connection.close();
     };
+
+    static final Case KINDS = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        Queue destination = session.createQueue(queue);
+        MessageProducer producer = session.createProducer(destination);
+        MessageConsumer consumer = session.createConsumer(destination);
+        for (boolean compressed : new boolean[] {false, true}) {
+            connection.setUseCompression(compressed);
+            producer.send(session.createTextMessage("text".repeat(500)));
+            producer.send(session.createTextMessage(null));
+            BytesMessage bytes = session.createBytesMessage();
+            bytes.writeInt(42);
+            bytes.writeUTF("bytes");
+            producer.send(bytes);
+            MapMessage map = session.createMapMessage();
+            map.setString("name", "map");
+            map.setLong("number", 1L << 40);
+            map.setBytes("raw", new byte[] {1, 2});
+            producer.send(map);
+            producer.send(session.createObjectMessage(new ArrayList<>(List.of("object", 1))));
+            StreamMessage stream = session.createStreamMessage();
+            stream.writeDouble(1.5);
+            stream.writeString("stream");
+            producer.send(stream);
+            producer.send(session.createMessage());
+            say(text(consumer.receive(PATIENCE_MS)).length());
+            say(((TextMessage) consumer.receive(PATIENCE_MS)).getText());
+            BytesMessage gotBytes = (BytesMessage) consumer.receive(PATIENCE_MS);
+            say(gotBytes.readInt() + " " + gotBytes.readUTF());
+            MapMessage gotMap = (MapMessage) consumer.receive(PATIENCE_MS);
+            say(gotMap.getString("name") + " " + gotMap.getLong("number") + " " + gotMap.getBytes("raw").length);
+            say(((ObjectMessage) consumer.receive(PATIENCE_MS)).getObject());
+            StreamMessage gotStream = (StreamMessage) consumer.receive(PATIENCE_MS);
+            say(gotStream.readDouble() + " " + gotStream.readString());
+            Message plain = consumer.receive(PATIENCE_MS);
+            say(plain instanceof TextMessage || plain instanceof BytesMessage);
+        }
+        connection.close();
+    };
+
+    /** Consumes ten messages in a mode; a second consumer must find none. */
+    static final Case CONSUME = () -> {
+        send(10);
+        boolean transacted = more[0].equals("transacted");
+        int mode = transacted ? Session.SESSION_TRANSACTED
+            : more[0].equals("client") ? Session.CLIENT_ACKNOWLEDGE
+            : more[0].equals("dups_ok") ? Session.DUPS_OK_ACKNOWLEDGE
+            : more[0].equals("individual") ? ActiveMQSession.INDIVIDUAL_ACKNOWLEDGE : Session.AUTO_ACKNOWLEDGE;
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(transacted, mode);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 10; i++) {
+            Message message = consumer.receive(PATIENCE_MS);
+            got.append(counted(message)).append(' ');
+            if (mode == Session.CLIENT_ACKNOWLEDGE ? i == 9 : mode == ActiveMQSession.INDIVIDUAL_ACKNOWLEDGE) {
+                message.acknowledge();
+            }
+            if (transacted && i % 5 == 4) {
+                session.commit();
+            }
+        }
+        say(got.toString().trim());
+        say(text(consumer.receive(SILENCE_MS)));
+        connection.close();
+        connection = connect();
+        session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        say(text(session.createConsumer(session.createQueue(queue)).receive(SILENCE_MS)));
+        connection.close();
+    };
+
+    /** Five messages, of which the third is rolled back once; what was sent with it appears once. */
+    static final Case THIRD_OF_FIVE = () -> {
+        send(5);
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        MessageProducer producer = session.createProducer(session.createQueue(queue + ".out"));
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 6; i++) {
+            Message message = consumer.receive(PATIENCE_MS);
+            got.append(counted(message)).append(' ');
+            producer.send(session.createTextMessage("out" + i));
+            if (i == 2) {
+                session.rollback();
+            } else {
+                session.commit();
+            }
+        }
+        say(got.toString().trim());
+        say(counted(consumer.receive(SILENCE_MS)));
+        session.rollback();
+        connection.close();
+        connection = connect();
+        session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        consumer = session.createConsumer(session.createQueue(queue + ".out"));
+        got = new StringBuilder();
+        for (int i = 0; i < 6; i++) {
+            got.append(text(consumer.receive(i < 5 ? PATIENCE_MS : SILENCE_MS))).append(' ');
+        }
+        say(got.toString().trim());
+        connection.close();
+    };
+
+    /** Rolls back until the client gives up, then reads the dead letter. */
+    static final Case DEAD_LETTER = () -> {
+        send(2);
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 8; i++) {
+            got.append(counted(consumer.receive(PATIENCE_MS))).append(' ');
+            if (i < 7) {
+                session.rollback();
+            } else {
+                session.commit();
+            }
+        }
+        say(got.toString().trim());
+        MessageConsumer dead = session.createConsumer(session.createQueue("DLQ." + queue));
+        Message letter = dead.receive(PATIENCE_MS);
+        say(counted(letter));
+        say(letter.getStringProperty("dlqDeliveryFailureCause").contains("exceeds redelivery policy limit"));
+        session.commit();
+        say(text(dead.receive(SILENCE_MS)));
+        connection.close();
+    };
+
+    /** Consumers that end with messages delivered and not acknowledged: what counts an attempt, and what does not. */
+    static final Case CLOSES = () -> {
+        send(4);
+        for (int round = 0; round < 3; round++) {
+            ActiveMQConnection connection = connect();
+            Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+            MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+            StringBuilder got = new StringBuilder();
+            for (int i = 0; i < 2; i++) {
+                got.append(counted(consumer.receive(PATIENCE_MS))).append(' ');
+            }
+            say(got.toString().trim());
+            if (round == 0) {
+                session.rollback();
+            }
+            connection.close();
+        }
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 4; i++) {
+            got.append(counted(consumer.receive(PATIENCE_MS))).append(' ');
+        }
+        say(got.toString().trim());
+        connection.close();
+    };
+
+    /** A listener that throws twice for the first message. */
+    static final Case LISTENER = () -> {
+        send(3);
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuffer got = new StringBuffer();
+        java.util.concurrent.CountDownLatch all = new java.util.concurrent.CountDownLatch(5);
+        consumer.setMessageListener(message -> {
+            try {
+                String counted = counted(message);
+                got.append(counted).append(' ');
+                all.countDown();
+                if (counted.equals("m0/1") || counted.equals("m0/2")) {
+                    throw new RuntimeException("on purpose");
+                }
+            } catch (JMSException error) {
+                throw new RuntimeException(error);
+            }
+        });
+        all.await(PATIENCE_MS, java.util.concurrent.TimeUnit.MILLISECONDS);
+        say(got.toString().trim());
+        connection.close();
+    };
+
+    /** Messages that recover() delivers again in a session of CLIENT_ACKNOWLEDGE. */
+    static final Case RECOVER = () -> {
+        send(3);
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.CLIENT_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuilder got = new StringBuilder();
+        Message message = null;
+        for (int i = 0; i < 7; i++) {
+            message = consumer.receive(PATIENCE_MS);
+            got.append(counted(message)).append(' ');
+            if (i == 1 || i == 3) {
+                session.recover();
+            }
+        }
+        message.acknowledge();
+        say(got.toString().trim());
+        connection.close();
+        connection = connect();
+        session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        say(text(session.createConsumer(session.createQueue(queue)).receive(SILENCE_MS)));
+        connection.close();
+    };
+
+    static final Case BROWSE = () -> {
+        send(5);
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        for (int round = 0; round < 2; round++) {
+            QueueBrowser browser = session.createBrowser(session.createQueue(queue));
+            StringBuilder got = new StringBuilder();
+            for (Enumeration<?> all = browser.getEnumeration(); all.hasMoreElements(); ) {
+                got.append(text((Message) all.nextElement())).append(' ');
+            }
+            say(got.toString().trim());
+            browser.close();
+        }
+        QueueBrowser empty = session.createBrowser(session.createQueue(queue + ".empty"));
+        say(empty.getEnumeration().hasMoreElements());
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        say(counted(consumer.receive(PATIENCE_MS)));
+        connection.close();
+    };
+
+    /** A consumer of prefetch 0, which gets a message only when it asks for one. */
+    static final Case PULL = () -> {
+        ActiveMQConnection connection = connect(url + "?jms.prefetchPolicy.all=0");
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        say(text(consumer.receiveNoWait()));
+        long began = System.currentTimeMillis();
+        say(text(consumer.receive(SILENCE_MS)));
+        say(System.currentTimeMillis() - began >= SILENCE_MS);
+        send(3);
+        Session other = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer second = other.createConsumer(other.createQueue(queue));
+        say(text(consumer.receiveNoWait()));
+        say(text(second.receive(PATIENCE_MS)));
+        say(text(consumer.receive()));
+        say(text(consumer.receiveNoWait()));
+        connection.close();
+    };
+
+    /** Request and reply with a temporary queue: by the same connection, or by another one. */
+    static final Case REPLY = () -> {
+        ActiveMQConnection asking = connect();
+        ActiveMQConnection answering = more[0].equals("same") ? asking : connect();
+        Session answers = answering.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer anonymous = answers.createProducer(null);
+        answers.createConsumer(answers.createQueue(queue)).setMessageListener(message -> {
+            try {
+                TextMessage reply = answers.createTextMessage("re: " + text(message));
+                reply.setJMSCorrelationID(message.getJMSMessageID());
+                anonymous.send(message.getJMSReplyTo(), reply);
+            } catch (JMSException error) {
+                say(error);
+            }
+        });
+        Session session = asking.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        int right = 0;
+        for (int i = 0; i < 20; i++) {
+            TemporaryQueue replies = session.createTemporaryQueue();
+            MessageConsumer consumer = session.createConsumer(replies);
+            TextMessage question = session.createTextMessage("q" + i);
+            question.setJMSReplyTo(replies);
+            producer.send(question);
+            Message reply = consumer.receive(PATIENCE_MS);
+            right += reply.getJMSCorrelationID().equals(question.getJMSMessageID()) && text(reply).equals("re: q" + i)
+                ? 1 : 0;
+            consumer.close();
+            replies.delete();
+        }
+        say(right);
+        answering.close();
+        asking.close();
+    };
+
+    static final Case TOPIC = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        Topic topic = session.createTopic(queue);
+        MessageConsumer all = session.createConsumer(topic);
+        MessageConsumer some = session.createConsumer(topic, "size > 1 AND colour = 'red'");
+        MessageProducer producer = session.createProducer(topic);
+        for (int i = 0; i < 4; i++) {
+            TextMessage message = session.createTextMessage("t" + i);
+            message.setIntProperty("size", i);
+            message.setStringProperty("colour", "red");
+            producer.send(message);
+        }
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 4; i++) {
+            Message message = all.receive(PATIENCE_MS);
+            got.append(text(message)).append(message.getJMSDestination().equals(topic) ? " " : "? ");
+        }
+        for (int i = 0; i < 3; i++) {
+            got.append(text(some.receive(i < 2 ? PATIENCE_MS : SILENCE_MS))).append(' ');
+        }
+        say(got.toString().trim());
+        all.close();
+        connection.close();
+    };
+
+    static final Case SELECTORS = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        String second = "";
+        for (int i = 0; i < 4; i++) {
+            TextMessage message = session.createTextMessage("m" + i);
+            message.setLongProperty("size", i);
+            message.setBooleanProperty("even", i % 2 == 0);
+            producer.send(message, DeliveryMode.PERSISTENT, i, 0);
+            second = i == 1 ? message.getJMSMessageID() : second;
+        }
+        String[] selectors = {
+            "size BETWEEN 2 AND 2", "NOT even AND JMSPriority > 2", "JMSMessageID = '" + second + "'",
+            "JMSDestination = 'queue://" + queue + "'",
+        };
+        for (String selector : selectors) {
+            MessageConsumer consumer = session.createConsumer(session.createQueue(queue), selector);
+            say(text(consumer.receive(PATIENCE_MS)));
+            consumer.close();
+        }
+        connection.close();
+    };
+
+    interface Attempt {
+        void run(ActiveMQConnection connection, Session session) throws Exception;
+    }
+
+    static void refused(Attempt attempt) throws Exception {
+        ActiveMQConnection connection = connect();
+        try {
+            attempt.run(connection, connection.createSession(false, Session.AUTO_ACKNOWLEDGE));
+            say("accepted");
+        } catch (JMSException error) {
+            say(error.getClass().getSimpleName() + ": " + error.getMessage());
+        }
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        session.createProducer(session.createQueue(queue)).send(session.createTextMessage("still there"));
+        connection.close();
+    }
+
+    static final Case REFUSED = () -> {
+        refused((connection, session) -> session.createConsumer(session.createQueue("a.>")));
+        refused((connection, session) -> session.createConsumer(session.createQueue("a,b")));
+        refused((connection, session) -> session.createConsumer(session.createTopic("ActiveMQ.Advisory.Queue")));
+        refused((connection, session) -> session.createDurableSubscriber(session.createTopic("t"), "name"));
+        refused((connection, session) -> session.createProducer(session.createTopic("ActiveMQ.Advisory.Queue")));
+        refused((connection, session) -> session.createProducer(session.createQueue("ActiveMQ.Statistics.Broker")));
+        refused((connection, session) -> connection.destroyDestination(
+            (org.apache.activemq.command.ActiveMQDestination) session.createQueue("a")));
+        refused((connection, session) -> session.createProducer(session.createQueue("a*")));
+        refused((connection, session) -> {
+            Message message = session.createMessage();
+            message.setLongProperty("AMQ_SCHEDULED_DELAY", 1000);
+            session.createProducer(session.createQueue(queue)).send(message);
+        });
+        refused((connection, session) -> {
+            Session transacted = connection.createSession(true, Session.SESSION_TRANSACTED);
+            Message message = transacted.createMessage();
+            message.setLongProperty("AMQ_SCHEDULED_DELAY", 1000);
+            transacted.createProducer(transacted.createQueue(queue)).send(message);
+            transacted.commit();
+        });
+        refused((connection, session) -> {
+            org.apache.activemq.ActiveMQXAConnectionFactory factory =
+                new org.apache.activemq.ActiveMQXAConnectionFactory(url);
+            XAConnection xa = factory.createXAConnection();
+            try {
+                javax.transaction.xa.XAResource resource = xa.createXASession().getXAResource();
+                say(resource.recover(javax.transaction.xa.XAResource.TMSTARTRSCAN).length);
+                resource.prepare(new javax.transaction.xa.Xid() {
+                    public int getFormatId() { return 1; }
+                    public byte[] getGlobalTransactionId() { return new byte[] {1}; }
+                    public byte[] getBranchQualifier() { return new byte[] {2}; }
+                });
+            } catch (javax.transaction.xa.XAException error) {
+                say("XAException " + error.errorCode);
+            } finally {
+                xa.close();
+            }
+        });
+    };
+
+    /** Sends a message of each kind, with properties, for a STOMP client. */
+    static final Case SEND_TO_STOMP = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        TextMessage text = session.createTextMessage("h\u00e9llo");
+        text.setStringProperty("colour", "red");
+        text.setIntProperty("size", 7);
+        text.setJMSCorrelationID("c1");
+        producer.send(text);
+        BytesMessage bytes = session.createBytesMessage();
+        bytes.writeBytes(new byte[] {0, 1, 2});
+        producer.send(bytes);
+        connection.close();
+    };
+
+    static final Case RECEIVE_FROM_STOMP = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        TextMessage text = (TextMessage) consumer.receive(PATIENCE_MS);
+        say(text.getText() + " " + text.getStringProperty("colour") + " " + text.getJMSCorrelationID());
+        say(text.getJMSDestination() + " " + text.getJMSPriority());
+        BytesMessage bytes = (BytesMessage) consumer.receive(PATIENCE_MS);
+        say(bytes.getBodyLength());
+        connection.close();
+    };
+
+    /** A producer with a window that asks for no answers. */
+    static final Case WINDOW = () -> {
+        ActiveMQConnection connection = connect(url + "?jms.producerWindowSize=5000&jms.useAsyncSend=true");
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        for (int i = 0; i < 50; i++) {
+            producer.send(session.createTextMessage("x".repeat(1000)));
+        }
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        int count = 0;
+        while (count < 50 && consumer.receive(PATIENCE_MS) != null) {
+            count++;
+        }
+        say(count);
+        connection.close();
+    };
 }
