@@ -203,6 +203,8 @@ class Credit(msgspec.Struct, gc=False):
     waits: bool = True
     """True if the request stays open until the messages have come; False ends it when no message is ready."""
     correlation: str | None = None
+    wait_ms: int = 0
+    """Milliseconds after which the broker withdraws a request that waits; 0 is no limit."""
 
 
 class Wake(msgspec.Struct, gc=False):

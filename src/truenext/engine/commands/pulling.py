@@ -44,6 +44,6 @@ class Pulling:
             return self._pull_requests.withdraw(consumer)
         self._releasing.wake_consumer(consumer)
         pull_request.remaining, pull_request.waits_for_messages = requested, credit.waits
-        self._pull_requests.add(consumer)
+        self._pull_requests.add(consumer, credit.wait_ms)
         self._commit_state.touch(consumer)
         return None

@@ -29,15 +29,23 @@ class PullRequests:
         self.open_consumers: dict[BrokerConsumer, None] = {}
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
+        self.ends_us: dict[BrokerConsumer, int] = {}
+        """Times at which open requests are withdrawn, for those that have one."""
         self.ended: list[EndedPullRequest] = []
         """Notices that are still to be sent to the clients."""
 
-    def add(self, consumer: BrokerConsumer) -> None:
-        """Open a request of a consumer, or increase its open request."""
+    def add(self, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        """Open a request of a consumer, or increase its open request. With `wait_ms` the request is withdrawn after so
+        many milliseconds."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         self._log_request(consumer, pull_request.remaining)
         self.open_consumers[consumer] = None
+        if wait_ms:
+            self.ends_us[consumer] = self._commit_state.now_us + 1000 * wait_ms
+            self._commit_state.active_work[self] = None
+        elif self.ends_us:
+            self.ends_us.pop(consumer, None)
         if pull_request.waits_for_messages:
             self._remove_no_wait(consumer)
         else:
@@ -70,6 +78,8 @@ class PullRequests:
     def remove_consumer(self, consumer: BrokerConsumer) -> None:
         """Forget a consumer whose request or subscription has ended."""
         self.open_consumers.pop(consumer, None)
+        if self.ends_us:
+            self.ends_us.pop(consumer, None)
         self._remove_no_wait(consumer)
 
     def deduct_dispatched(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:

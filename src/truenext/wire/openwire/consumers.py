@@ -218,7 +218,7 @@ class Consumers:
         if consumer is None or consumer.is_browser or consumer.prefetch:
             return
         consumer.requested += 1
-        yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL)
+        yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL, wait_ms=max(pull.timeout, 0))
 
     def control(self, control: ConsumerControl) -> Iterator[Command]:
         """Change the prefetch of a consumer."""

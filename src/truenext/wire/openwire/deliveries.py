@@ -15,6 +15,7 @@ from truenext.wire.openwire.structures import (
     ConnectionId,
     ConsumerControl,
     ConsumerId,
+    DataArrayResponse,
     DestinationInfo,
     ExceptionResponse,
     KeepAliveInfo,
@@ -171,6 +172,13 @@ CONNECTION_CONTROL = encode_frame(ConnectionControl())
 def encode_producer_ack(producer_id: ProducerId, size: int) -> bytes:
     """Return the frame that widens a producer's window by a size."""
     return encode_frame(ProducerAck(producer_id=producer_id, size=size))
+
+
+def encode_empty_array(correlation_id: int) -> bytes:
+    """Return the frame that answers a request with an array of nothing. The client does not expect null."""
+    frame = encode_frame(DataArrayResponse(correlation_id=correlation_id))
+    body = frame[_SIZE.size : -1] + b"\1\0\0"
+    return _SIZE.pack(len(body)) + body
 
 
 def encode_answer(answer: Structure) -> bytes:

@@ -34,6 +34,7 @@ from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
     encode_answer,
+    encode_empty_array,
     encode_producer_ack,
     encode_response,
 )
@@ -52,7 +53,6 @@ from truenext.wire.openwire.structures import (
     ConsumerId,
     ConsumerInfo,
     ControlCommand,
-    DataArrayResponse,
     DestinationInfo,
     FlushCommand,
     KeepAliveInfo,
@@ -330,7 +330,7 @@ class OpenWireSession:
         if info.operation == RECOVER:
             # There are no prepared transactions.
             if self.last_receipt is not None:
-                self.outgoing += encode_answer(DataArrayResponse(correlation_id=info.command_id))
+                self.outgoing += encode_empty_array(info.command_id)
             self.last_receipt = None
         else:
             yield from self._transactions.control(info)
