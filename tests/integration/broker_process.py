@@ -126,7 +126,8 @@ class BrokerProcess:
         assert line.startswith(f"listening on {over_tls.SCHEME}://127.0.0.1:"), (
             f"broker said {line!r}, and in its log:\n{self.log}"
         )
-        self.port = int(line.rpartition(":")[2])
+        # Other listeners follow, each on a line.
+        self.port = int(line.splitlines()[0].rpartition(":")[2])
 
     def _started(self, command: list[str]) -> subprocess.Popen[bytes] | Forked:
         if self._folder_of_held_disk is not None:
@@ -173,6 +174,13 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         return f"{over_tls.SCHEME}://127.0.0.1:{self.port}"
+
+    @property
+    def openwire_url(self) -> str:
+        """URL for clients of ActiveMQ, if `options` have a listener for these."""
+        lines = self._out.read_text().splitlines()
+        (port,) = [line.rpartition(":")[2] for line in lines if line.startswith("listening on openwire://")]
+        return f"tcp://127.0.0.1:{port}"
 
     def start_on_same_port(self) -> None:
         """Start a broker that the test has killed by other means, at the port that its clients know."""

@@ -47,4 +47,15 @@ class Programs:
 
     def _command(self, case: str, url: str, *arguments: str) -> list[str]:
         options = ["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        return ["java", *options, "-cp", self._path, "JmsCases", case, url, *arguments]
+        return [
+            "java",
+            "-Dfile.encoding=UTF-8",
+            "-Dstdout.encoding=UTF-8",
+            *options,
+            "-cp",
+            self._path,
+            "JmsCases",
+            case,
+            url,
+            *arguments,
+        ]
