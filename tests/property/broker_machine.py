@@ -874,7 +874,7 @@ class BrokerMachine(RuleBasedStateMachine):
         selector: str | None,
     ) -> None:
         peer, session = self._peer(peer_index)
-        arguments = {
+        arguments: dict[str, Any] = {
             "queue": queue,
             "mode": mode,
             "window": window,
