@@ -17,7 +17,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, jms_destination_of, unescape
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX, RANKS
@@ -34,16 +34,12 @@ from truenext.model.selector_grammar import (
     conjuncts,
 )
 
-_DESTINATION = "JMSDestination"
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     "JMSTimestamp": lambda message: message.arrived_ms,
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
-    _DESTINATION: lambda message: jms_destination_of(message.header),
-    # Only JMS clients give their messages an id.
-    "JMSMessageID": lambda message: None,
 }
-"""Properties that are not found in a message's header lines by a name."""
+"""Properties that are not in a message's header lines."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
@@ -151,11 +147,7 @@ class Selector:
         selector has no such condition."""
         self.base_ns = BASE_NS + LEAF_NS * part.leaves
         """Longest time of a comparison in nanoseconds, without the part that depends on the message."""
-        lookups = len(self._lookups) or DECODING_LOOKUPS
-        if _DESTINATION in part.names:
-            # The header lines are searched for the destination, and for that of a dead letter before it failed.
-            lookups += 2
-        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * lookups)
+        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
         """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
