@@ -199,7 +199,7 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
         while not is_end:
             page = store.read_page(lane, horizon, limit)
             if not (page.messages or page.is_end):
-                raise TruenextError("a page is empty, but not the last")
+                raise TruenextError("no message was read, although the store says that there are more")
             for stored in page.messages:
                 if sequence_of(stored.key) <= horizon:
                     raise TruenextError("a page begins before its beginning")
@@ -214,7 +214,9 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end
         if unread:
-            raise TruenextError(f"the number of its messages differs from their count by {unread}")
+            raise TruenextError(
+                f"the store has a different number of messages than it has counted: the difference is {unread}"
+            )
     return Content(recovered.queues, recovered.producers, shelf, _read_timers(store, limit))
 
 

@@ -700,7 +700,7 @@ def test_a_journal_without_its_checkpoint_stops_the_broker_and_is_left_alone(tmp
     disk.store.close()
     (tmp_path / "lmdb/data.mdb").rename(tmp_path / "elsewhere")
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"lmdb/data\.mdb is missing, and the journal is not"):
+        with pytest.raises(StoreError, match=r"lmdb/data\.mdb is missing, but the journal exists"):
             disk.open()
     (tmp_path / "elsewhere").rename(tmp_path / "lmdb/data.mdb")
     disk.open()
@@ -843,7 +843,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_broker(tmp_path: Path) ->
     store = EmbeddedStore(tmp_path, map_size=1 << 18, segment_bytes=100_000, segments_max=1)
     store.recover()
     applied = 0
-    with pytest.raises(StoreError, match="as large as its map allows") as failure:
+    with pytest.raises(StoreError, match="as large as its map_size allows") as failure:
         for n in range(1, 1000):
             batch = Batch(n)
             batch.puts = {key(n): bytes(10_000)}

@@ -299,7 +299,7 @@ def test_a_checkpoint_of_zeros_behind_a_journal_is_damage_and_no_first_start(dat
     with pytest.raises(StoreError, match="is damaged"):
         EmbeddedStore(data)
     path.write_bytes(b"")
-    with pytest.raises(StoreError, match="is empty, and the journal is not"):
+    with pytest.raises(StoreError, match="is empty, but the journal exists"):
         EmbeddedStore(data)
 
 
@@ -384,7 +384,7 @@ def test_export_skips_a_damaged_frame_and_keeps_the_frames_after_it(
 def test_a_queue_whose_name_is_lost_gets_a_new_one(in_journal: Path) -> None:
     (path,) = segments(in_journal)
     spoil(path, *frames(path)[0])
-    assert any("queue 1 has messages and no name" in line for line in check(in_journal))
+    assert any("the name of queue 1 is lost, and the queue has messages" in line for line in check(in_journal))
     exported = export(in_journal)
     assert exported.queues == {1: "recovered.1"}
     assert shown(exported) == {2: (0, 0), 3: (1, 2)}
@@ -649,7 +649,7 @@ def test_counts_are_compared_with_the_messages_that_exist(data: Path, content: C
     name = next(name for name in names_on(data, leaves[0]) if name not in marks)
     rewrite(data, "messages", lambda txn, db: txn.delete(name, db=db))
     (line,) = check(data)
-    assert "exist, " in line and "are counted" in line
+    assert "its count says " in line and " exist" in line
     expect_all_but(export(data), content, [name])
 
 
@@ -669,7 +669,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
     checkpoint.put_messages([(name, encode_record(name, message))], are_transient=False)
     checkpoint.close()
     assert check(data) == [
-        f"lmdb/data.mdb: message {SEQUENCE_LIMIT} is not below the limit {SEQUENCE_LIMIT}",
+        f"lmdb/data.mdb: a message has sequence {SEQUENCE_LIMIT}, but all sequences should be below {SEQUENCE_LIMIT}",
     ]
     export(data)
     assert recovered_of(data.parent / "new").sequence_limit > SEQUENCE_LIMIT
@@ -797,7 +797,10 @@ def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> Non
         disk.crash()
         disk.apply(clean_stop=True)
         disk.store.close()
-    assert "transients that unclean stops dropped are not deleted yet" in truenext("check", tmp_path / "data").stdout
+    assert (
+        "transient messages that were dropped after unclean stops are not deleted yet"
+        in truenext("check", tmp_path / "data").stdout
+    )
     assert export(tmp_path / "data").shelf == {}
 
 
@@ -933,7 +936,7 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     lower = struct.unpack_from("<H", content, root * PAGE + 12)[0]
     struct.pack_into("<H", content, root * PAGE + 12, lower - 2)
     path.write_bytes(content)
-    assert f"values in {database} are counted and" in store_error(data)
+    assert f"{database} should have " in store_error(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
@@ -953,7 +956,7 @@ def test_uncounted_messages_are_missed(data: Path) -> None:
     counts: list[bytes] = []
     rewrite(data, "counts", lambda txn, db: counts.extend(txn.cursor(db).iternext(values=False)))
     rewrite(data, "counts", lambda txn, db: txn.delete(counts[0], db=db))
-    assert "messages are counted and" in store_error(data)
+    assert "the counts say " in store_error(data)
 
 
 def test_a_queue_without_a_name_is_missed(data: Path) -> None:

@@ -139,7 +139,7 @@ def test_unreferenced_content_is_named_and_left_out(data: Path) -> None:
     checkpoint = checkpoint_of(data)
     checkpoint.delete_messages([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
-    assert check(data) == ["contents: content 4 has 0 references, 2 are counted"]
+    assert check(data) == ["contents: content 4: its mark says 2 references, and 0 were found"]
     assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(4)}
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_count_is_named_and_put_right(data: Path, stored_count: int) -> 
     checkpoint = checkpoint_of(data)
     checkpoint.put_marks({content_key(4): (Mark(stored_count, 0), NO_CAUSES)})
     checkpoint.close()
-    assert check(data) == [f"contents: content 4 has 2 references, {stored_count} are counted"]
+    assert check(data) == [f"contents: content 4: its mark says {stored_count} references, and 2 were found"]
     assert exported(data) == remaining()
 
 
@@ -168,5 +168,5 @@ def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) 
     checkpoint = checkpoint_of(data)
     checkpoint.delete_messages([(copies(1)[1], False)])
     checkpoint.close()
-    assert check(data) == ["contents: content 1 has 1 references, 2 are counted"]
+    assert check(data) == ["contents: content 1: its mark says 2 references, and 1 were found"]
     assert exported(data) == {one: message for one, message in remaining().items() if one != copies(1)[1]}

@@ -53,7 +53,7 @@ def test_a_selector_a_limit_and_single_ids_choose_the_messages_to_move(broker: B
     sequence = third.headers["truenext-sequence"]
     assert broker.truenext("move", queue, f"{queue}.one", "--id", sequence).returncode == 0
     again = broker.truenext("move", queue, f"{queue}.one", "--id", sequence)
-    assert (again.returncode, again.stderr) == (1, f"truenext: not moved: {sequence}\n")
+    assert (again.returncode, again.stderr) == (1, f"truenext: messages not moved: {sequence}\n")
     assert bodies(broker.remaining_messages(f"{queue}.one")) == ["5"]
 
 
@@ -136,7 +136,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     assert broker.output_of("purge", queue) == f"0 removed\n3 left: {why}"
     named = broker.truenext("move", queue, f"{queue}.new", "--id", sequence)
     assert (named.returncode, named.stdout) == (1, f"0 moved\n1 left: {why}")
-    assert named.stderr == f"truenext: not moved: {sequence}\n"
+    assert named.stderr == f"truenext: messages not moved: {sequence}\n"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     [
         ("move", {"queue": "nowhere", "to": "there"}, "there is no queue 'nowhere'"),
         ("move", {"queue": "orders"}, "missing required field `to`"),
-        ("move", {"queue": "orders", "to": "orders"}, "the messages are in"),
+        ("move", {"queue": "orders", "to": "orders"}, "source and target are the same queue, 'orders'"),
         ("move", {"queue": "orders", "to": "a,b"}, "its name has a comma"),
         ("purge", {"queue": "orders", "selector": "colour ="}, "selector"),
         ("pause", {}, "missing required field `queue`"),

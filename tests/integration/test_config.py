@@ -256,7 +256,7 @@ def test_reload_of_a_file_that_became_a_fifo_is_refused_and_the_broker_goes_on(
 ) -> None:
     file.unlink()
     os.mkfifo(file)
-    reason = f"cannot read {file}: it is a FIFO, and a configuration must be a regular file: copy it to one"
+    reason = f"cannot read {file}: it is a FIFO, not a regular file: copy its content to one"
     hang_up_on(own_broker, "configuration not reloaded")
     assert reason in own_broker.log
     ended = reload(own_broker)
@@ -273,7 +273,7 @@ def test_command_that_is_given_a_fifo_as_configuration_refuses_it(tmp_path: Path
     ended = truenext(*command, fifo)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        f"truenext: cannot read {fifo}: it is a FIFO, and a configuration must be a regular file: copy it to one\n"
+        f"truenext: cannot read {fifo}: it is a FIFO, not a regular file: copy its content to one\n"
     )
 
 

@@ -105,12 +105,12 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
         (
             "COMMIT",
             {"truenext-numer": "1"},
-            "headers of COMMIT with this beginning: truenext-number, truenext-producer",
+            "truenext- headers of COMMIT are truenext-number, truenext-producer",
         ),
         (
             "SUBSCRIBE",
             {"truenext-expres": "true"},
-            "unknown header 'truenext-expres' of SUBSCRIBE: headers of SUBSCRIBE with this beginning: truenext-express",
+            "unknown header 'truenext-expres' of SUBSCRIBE: truenext- headers of SUBSCRIBE are truenext-express",
         ),
         (
             "DISCONNECT",

@@ -88,7 +88,8 @@ class Talk:
         self.count = 0
         self.failures: list[BaseException] = []
         self._shop, self._till = broker.login("shop"), broker.login("till")
-        self._shop.subscribe_to(self._answers)
+        # Five at once must come, however slow the machine: an automatic window may shrink below that.
+        self._shop.subscribe_to(self._answers, {"activemq.prefetchSize": "10"})
         self._till.subscribe_to(self._queue, {"activemq.prefetchSize": "10"})
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -357,7 +357,7 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
         ("me", {"activemq.subscriptionName": ""}, "name of a durable subscription '' is empty"),
         ("me", {"activemq.subscriptionName": "x" * 240}, "of 242 characters"),
         ("me", {"activemq.subscriptionName": "n", "destination": "/queue/q"}, "durable subscriptions are to topics"),
-        ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
+        ("me", {"durable": "true", "destination": "/temp-topic/q"}, "the topic must not be temporary"),
     ],
 )
 def test_an_impossible_durable_subscription_is_refused_with_its_cause(

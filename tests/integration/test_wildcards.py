@@ -150,7 +150,7 @@ def test_a_pattern_matches_queues_of_an_earlier_run(own_broker: BrokerProcess) -
     ("headers", "reason"),
     [
         ({"browser": "true"}, "one queue is browsed at a time"),
-        ({"truenext-express": "true"}, "subscribe to that by its name"),
+        ({"truenext-express": "true"}, "subscribe to a queue by its name"),
         ({"activemq.subscriptionName": "n"}, "durable subscriptions are to topics"),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
         (b"SUBSCRIBE\nid:1\ndestination:/queue/q\nack:never\n\n\0", "ack mode 'never' is not auto, client or"),
         (b"UNSUBSCRIBE\nid:7\n\n\0", "there is no subscription '7' on this connection"),
         (b"ACK\n\n\0", "ACK without the header 'id'"),
-        (b"ACK\nid:\n\n\0", "ACK with the id '': no MESSAGE has such an ack header"),
+        (b"ACK\nid:\n\n\0", "ACK has the invalid id '': copy the ack header of the MESSAGE"),
         (b"COMMIT\n\n\0", "COMMIT without the header 'transaction'"),
     ],
     ids=by_fault,
@@ -409,7 +409,7 @@ def test_a_connection_cannot_acknowledge_a_message_that_it_does_not_hold(
     if (version, command) == ("1.0", "NACK"):
         fault = "STOMP 1.0 has no NACK"
     elif named == "another broker's":
-        fault = "no MESSAGE has such an ack header" if version == "1.2" else "which this broker never sent"
+        fault = "copy the ack header of the MESSAGE" if version == "1.2" else "which this broker never sent"
     elif is_auto and version != "1.0":
         fault = "subscription '1' has ack:auto: its messages are not acknowledged by the client"
     else:

@@ -329,7 +329,7 @@ def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
             judged.judge()
     with pytest.raises(ConfigurationError, match="no events of stages in"):
         read_stage_events(spark, [tmp_path])
-    with pytest.raises(ConfigurationError, match="name one folder"):
+    with pytest.raises(ConfigurationError, match="name one history folder"):
         run_audit([story.data, story.data], stages=[story.events_folder])
 
 

@@ -163,8 +163,8 @@ def replies_whatever(number: Number) -> Any: ...
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "no annotation": (no_annotation, "annotate number"),
-    "no parameter": (no_parameter, "must take its message first"),
-    "a message by its name alone": (keyword_message, "must take its message first"),
+    "no parameter": (no_parameter, "must take its message as its first parameter"),
+    "a message by its name alone": (keyword_message, "must take its message as its first parameter"),
     "any number of messages": (variadic, r"takes \*numbers"),
     "another message than its endpoint": (wrong_message, "takes Number.*cannot take Text"),
     "another reply than its endpoint": (wrong_reply, "returns Text, but the endpoint replies Number"),
@@ -194,7 +194,7 @@ def test_a_stage_of_an_endpoint_with_a_state_takes_it_second() -> None:
 
     def another_state(number: Number, memo: Text) -> None: ...
 
-    with pytest.raises(DefinitionError, match="its message and its state first"):
+    with pytest.raises(DefinitionError, match="its message and its state as its first parameters"):
         chain.stage(only_message)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="annotate memo with Memo, not Text"):
         chain.stage(another_state)  # type: ignore[arg-type]

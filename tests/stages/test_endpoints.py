@@ -405,8 +405,8 @@ def test_a_stage_that_must_reply_and_returns_none_is_a_dead_letter_at_once() -> 
         letters = await t.wait_until_ended(dead_letters=2)
         for name, letter in zip(("forgets", "plain"), letters, strict=True):
             assert letter.attempts == 1
-            assert f"{name} returns Number, but it has returned None" in letter.last_cause
-            assert f"annotate {name} with `-> Number | None`" in letter.last_cause
+            assert f"{name} must return Number, but returned None" in letter.last_cause
+            assert "annotate `-> Number | None`" in letter.last_cause
 
     run(app, work)
 

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Misuse, list[str]]] = {
     ),
     "attachments that have no names": (
         lambda flow, shop: flow.request(shop.leaf, Number(), attachments=[b"x"]),  # type: ignore[arg-type]
-        ["attachments is a mapping of names to bytes", "list"],
+        ["attachments must be a mapping of names to bytes", "list"],
     ),
     "a reply to what is no endpoint": (
         lambda flow, shop: flow.send(shop.leaf, Number(), reply_to="sink"),  # type: ignore[arg-type]

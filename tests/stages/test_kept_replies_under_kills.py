@@ -44,8 +44,9 @@ AUDIT_S = 900.0
 """Seconds that Spark may take on a busy machine."""
 CRONS = ("* * * * *", "0-59 * * * *")
 """Two declarations of the same times: each change sends one schedule and cancels another one."""
-START_S = 2.0
-"""Seconds in which the askers load their modules. Then they begin, so that no flow is due before it is asked for."""
+START_S = 2.0 + KEYS / 500
+"""Seconds in which the askers load their modules, and all occurrences are sent. Then they begin, so that no flow is due
+before it is asked for."""
 ROOT = Path(__file__).parents[2]
 
 

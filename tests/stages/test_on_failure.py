@@ -360,7 +360,7 @@ def test_dead_letter_of_a_handler_is_re_driven_to_it_with_the_facts_of_the_first
         await t.wait_until_ended(dead_letters=1)
         queue = "DLQ.order.place.stage.on_failure"
         done = await asyncio.to_thread(run_command, t, "stages", "rerun", queue, "--force")
-        assert done.exit_code == 1 and "is a failure for on_failure" in done.output
+        assert done.exit_code == 1 and "reports a failure to an on_failure stage" in done.output
         is_broken = False
         assert (await asyncio.to_thread(run_command, t, "redrive", queue)).exit_code == 0
         await t.wait_until_ended()
@@ -823,7 +823,7 @@ def test_definition_of_on_failure_is_checked() -> None:
 
     for function, reason in (
         (no_failure, "on_failure of order.place takes Number: annotate number with Failure"),
-        (no_state, "stage on_failure of order.place must take its message and its state first"),
+        (no_state, "stage on_failure of order.place must take its message and its state as its first parameters"),
         (other_reply, "stage on_failure of order.place returns Text, but the endpoint replies Number"),
     ):
         with pytest.raises(DefinitionError, match=reason):

@@ -327,7 +327,7 @@ def test_a_stage_that_asks_for_a_session_cannot_follow_directly_one_that_does_no
     async def work(t: Stages) -> None:
         await t.send(chain, Number(3))
         (letter,) = await t.wait_until_ended(dead_letters=1)
-        assert letter.last_cause.startswith("FlowError: two has a session, and one")
+        assert letter.last_cause.startswith("FlowError: stage two takes a session, but one")
 
     run(app, work, database=database)
 

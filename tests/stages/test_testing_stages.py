@@ -413,7 +413,7 @@ def test_stages_without_a_service_or_with_an_invalid_database_are_refused() -> N
         with pytest.raises(ValueError, match="service must be a Service, not 'shop'"):
             async with stages("shop"):  # type: ignore[arg-type]
                 raise AssertionError("not reached")
-        with pytest.raises(ValueError, match="database is a URL of SQLAlchemy, as text, not of the type int"):
+        with pytest.raises(ValueError, match="database must be a URL of SQLAlchemy, as text, not of the type int"):
             async with stages(Service("shop"), database=7):  # type: ignore[arg-type]
                 raise AssertionError("not reached")
 

@@ -201,7 +201,7 @@ def test_number_of_concurrent_browsers_is_limited() -> None:
     for number in range(BROWSERS_MAX, SUBSCRIPTIONS_MAX):
         driver.browse(str(number))
         driver.turns()
-    with pytest.raises(RemoteProtocolError, match=f"more than {SUBSCRIPTIONS_MAX} subscriptions"):
+    with pytest.raises(RemoteProtocolError, match=f"this connection has {SUBSCRIPTIONS_MAX} subscriptions"):
         driver.browse()
 
 
@@ -265,7 +265,7 @@ def test_browse_reads_small_pages_while_memory_is_short() -> None:
 def test_a_page_that_is_empty_and_not_the_last_is_damage() -> None:
     driver = BrowseDriver(stored=3)
     driver.browse()
-    with pytest.raises(StoreError, match="'a', priority 4: a page is empty"):
+    with pytest.raises(StoreError, match="'a', priority 4: no message was read"):
         driver.engine.store_results.on_page_read(next_read(driver), page())
 
 

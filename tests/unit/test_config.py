@@ -305,9 +305,7 @@ def test_configuration_file_that_is_a_fifo_is_refused_without_waiting_for_a_writ
     os.mkfifo(fifo)
     with released_after_a_while(fifo), pytest.raises(ConfigurationError) as raised:
         configure(fifo)
-    assert str(raised.value) == (
-        f"cannot read {fifo}: it is a FIFO, and a configuration must be a regular file: copy it to one"
-    )
+    assert str(raised.value) == (f"cannot read {fifo}: it is a FIFO, not a regular file: copy its content to one")
     assert not isinstance(raised.value, FaultyFileError)
 
 
@@ -329,7 +327,7 @@ def test_configuration_file_that_is_a_link_to_a_device_is_refused_and_not_opened
     link = tmp_path / "truenext.toml"
     link.symlink_to("/dev/zero")
     monkeypatch.delattr(os, "open")
-    with pytest.raises(ConfigurationError, match="it is a device, and a configuration must be a regular file"):
+    with pytest.raises(ConfigurationError, match="it is a device, not a regular file"):
         configure(link)
 
 

@@ -36,7 +36,7 @@ def test_event_in_a_state_leads_to_the_next_one_or_raises(state: Life, event: Li
     life = life_in(state)
     after = STEPS[state.value].get(event.value)
     if after is None:
-        with pytest.raises(AssertionError, match=f"{event.name} of a connection that is {state.value}"):
+        with pytest.raises(AssertionError, match=f"{event.name} cannot happen to a connection that is {state.value}"):
             life.enter_after(event)
         assert life.state is state
     else:

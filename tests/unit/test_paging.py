@@ -101,7 +101,7 @@ def test_page_taken_in_after_messages_before_it_left_memory_is_detected(monkeypa
 
     targets.LOWER_HORIZON.replace(monkeypatch, faulty)
     # The lane's end shows that one is missing.
-    with pytest.raises(StoreError, match="differs from their count by 1"):
+    with pytest.raises(StoreError, match="than it has counted: the difference is 1"):
         order_of_dispatch()
 
 

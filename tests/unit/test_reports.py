@@ -340,13 +340,13 @@ def refused_target(address: str) -> Callable[[], object]:
     [
         *((refused_target(each), "to one queue") for each in ("/topic/t", "/queue/a,/queue/b", "/temp-topic/t")),
         *(
-            (refused_target(each), "stays there")
+            (refused_target(each), "where failed messages stay")
             for each in ("/temp-queue/a", "/remote-temp-queue/x/a", "/queue/DLQ.a")
         ),
         (lambda: failure_destinations(QUEUE, "/queue/r", None, None), "report-to needs truenext-report-id, which is"),
         (lambda: failure_destinations(QUEUE, None, "i", None), "report-id needs truenext-report-to, which is missing"),
-        (lambda: failure_destinations(QUEUE, "/queue/r", "", None), "of 0 characters; it has 1 to 64"),
-        (lambda: failure_destinations(QUEUE, "/queue/r", "i" * 65, None), "of 65 characters; it has 1 to 64"),
+        (lambda: failure_destinations(QUEUE, "/queue/r", "", None), "of 0 characters; it must have 1 to 64"),
+        (lambda: failure_destinations(QUEUE, "/queue/r", "i" * 65, None), "of 65 characters; it must have 1 to 64"),
         *(
             (
                 refused_report(each),

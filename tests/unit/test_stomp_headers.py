@@ -227,7 +227,7 @@ def test_header_without_effect_beside_a_schedule_and_a_group_changes_neither() -
         ("truenext-started", "this header is for ACK; leave it out"),
         (
             "truenext-x",
-            "headers of SEND with this beginning: truenext-number, truenext-producer, truenext-gapless, truenext-ttl, ",
+            "truenext- headers of SEND are truenext-number, truenext-producer, truenext-gapless, truenext-ttl, ",
         ),
     ],
 )
@@ -587,7 +587,7 @@ def test_truenext_header_is_for_this_frame_or_refused_by_name(command: str, name
     elif name in OF_MESSAGE:
         assert reason.endswith(": only the broker sets this header; leave it out")
     else:
-        assert reason.endswith(("; leave this one out", "; leave it out"))
+        assert reason.endswith((", or leave the header out", "; leave it out"))
         assert command == "UNSUBSCRIBE" or all(each in reason for each in own_headers if each not in OF_MESSAGE)
 
 

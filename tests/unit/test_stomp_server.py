@@ -821,7 +821,7 @@ def test_1_0_acknowledges_by_message_id_alone() -> None:
 def test_1_2_refuses_an_id_that_no_message_carried(command: str, line: str) -> None:
     why = error_of(Version.V1_2, command, line, "subscription:s")
     if line.startswith("id:"):
-        assert why.startswith(f"{command} with the id ")
+        assert why.startswith(f"{command} has the invalid id ")
     else:
         assert why == f"{command} without the header 'id'"
 

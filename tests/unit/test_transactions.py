@@ -173,7 +173,7 @@ def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_
     why = (
         "more than 3 sends and acknowledgements in open transactions of one connection (transaction_messages_max), "
         "where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a "
-        "delay, and queues beyond the first 100 of a transaction 10; commit more often"
+        "delay, and each queue beyond the first 100 of a transaction counts 10; commit more often"
     )
     assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.message_count == 3

@@ -326,7 +326,9 @@ def test_transaction_that_sends_to_too_many_queues_is_refused(monkeypatch: pytes
     driver.engine.commands.begin(driver.session, Begin("t"))
     for name in "abab":
         driver.send(name, transaction="t")
-    with pytest.raises(RemoteProtocolError, match="and queues beyond the first 100 of a transaction 10;") as refused:
+    with pytest.raises(
+        RemoteProtocolError, match="and each queue beyond the first 100 of a transaction counts 10;"
+    ) as refused:
         driver.send("c", transaction="t")
     assert refused.value.code is Code.LIMIT
     driver.engine.commands.abort(driver.session, Abort("t"))

@@ -549,7 +549,7 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
     for number in range(SUBSCRIPTIONS_MAX):
         send = Send(parse_address(f"/temp-queue/{number}", "s"), SentMessage(4, False, 0, b"", b""), "t")
         run.engine.commands.send(run.session, send)
-    with pytest.raises(RemoteProtocolError, match="temporary queues of one connection"):
+    with pytest.raises(RemoteProtocolError, match="this connection has 1000 temporary queues"):
         run.engine.commands.send(
             run.session, Send(parse_address("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t")
         )

@@ -350,8 +350,7 @@ def test_password_file_that_cannot_be_read_is_a_fault(file: Path) -> None:
         f"[user.a] password_file: cannot read {file.parent / 'none'}: No such file or directory; "
         "the file must have the password",
         f"[user.b] password_file: cannot read {file.parent}: Is a directory; the file must have the password",
-        f"[user.c] password_file: cannot read {fifo}: it is a FIFO, and a configuration must be a regular file: "
-        "copy it to one",
+        f"[user.c] password_file: cannot read {fifo}: it is a FIFO, not a regular file: copy its content to one",
         *(f"[user.{name}] password_file: {no_path}" for name in "def"),
     ]
 

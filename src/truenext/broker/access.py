@@ -115,7 +115,9 @@ def _require_reading(user: User, session: ConnectionState, right: Right, destina
     if not is_private(destination):
         _require(user, right, _named(destination))
     elif destination.session != session.id:
-        raise ForbiddenError(user, f"{right.value} {_SENTENCES[right]}{destination.address}, of another connection")
+        raise ForbiddenError(
+            user, f"{right.value} {_SENTENCES[right]}{destination.address}: it belongs to another connection"
+        )
 
 
 def _require_client_id(user: User, durable_key: str) -> None:
@@ -131,7 +133,7 @@ def _require_on_queue(user: User, right: Right, name: str) -> None:
     """
     if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
         # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
-        raise ForbiddenError(user, f"{right.value} {name[:100]!r}: that is no queue")
+        raise ForbiddenError(user, f"{right.value} {name[:100]!r}: clients cannot name this queue")
     _require(user, right, _named_by_queue(name))
 
 
@@ -152,7 +154,7 @@ def _require_producers(user: User) -> None:
     Raises: ForbiddenError if the user may neither send nor take
     """
     if not (user.grants[Right.SEND] or user.grants[Right.TAKE]):
-        raise ForbiddenError(user, "use producer names: it needs a grant to send or to take")
+        raise ForbiddenError(user, "use producer names: this needs a grant to send or to take")
 
 
 def _own_producer(user: User, name: str) -> str:
@@ -274,12 +276,12 @@ def _check_producer_request(user: User, request: ControlRequest) -> None:
 
 def _check_status(user: User, request: ControlRequest) -> None:
     if not user.is_monitor:
-        raise ForbiddenError(user, f"request {request.verb!r}: it needs monitor")
+        raise ForbiddenError(user, f"request {request.verb!r}: this needs the right monitor")
 
 
 def _check_reload(user: User, request: ControlRequest) -> None:
     if not user.is_admin:
-        raise ForbiddenError(user, f"request {request.verb!r}: it needs admin")
+        raise ForbiddenError(user, f"request {request.verb!r}: this needs the right admin")
 
 
 def _check_queue_change(user: User, request: ControlRequest) -> None:
@@ -310,7 +312,7 @@ def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
     """
     if to is None:
         if not user.is_admin:
-            raise ForbiddenError(user, f"{right.value} all scheduled sends: it needs admin")
+            raise ForbiddenError(user, f"{right.value} all scheduled sends: this needs the right admin")
         return
     destination = parse_stored_address(to)
     for part in destination.parts or (destination,):

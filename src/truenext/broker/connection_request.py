@@ -122,7 +122,7 @@ def check_body(body: bytes) -> None:
     Raises: RemoteProtocolError if it has one
     """
     if body:
-        raise RemoteProtocolError(f"{VERB}: this control request has no body: send it empty", Code.CONTROL_REQUEST)
+        raise RemoteProtocolError(f"{VERB}: this control request must have an empty body", Code.CONTROL_REQUEST)
 
 
 def make_connection_report(engine: Engine, session: ConnectionState, user: User | None) -> AnswerGenerator:

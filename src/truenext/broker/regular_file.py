@@ -57,6 +57,4 @@ def _check_regular(file: Path, status: os.stat_result) -> None:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         # The system refuses to open a directory.
         kind = _KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
-        raise ConfigurationError(
-            f"cannot read {file}: it is {kind}, and a configuration must be a regular file: copy it to one"
-        )
+        raise ConfigurationError(f"cannot read {file}: it is {kind}, not a regular file: copy its content to one")

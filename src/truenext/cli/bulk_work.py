@@ -92,6 +92,7 @@ class BulkWorkKind(NamedTuple):
     participle: str
     remaining_reason: str
     """Reason, shown to the user, why messages may be left in the queue."""
+    noun: str = "messages"
     counted: str = "waiting"
     """Column, in the broker's answer to `queues`, that counts the messages of this work."""
 
@@ -145,9 +146,8 @@ class BulkWork:
             terminal.echo(f"truenext: {self._error}", err=True)
             raise SystemExit(1)
         if self._missing:
-            terminal.echo(
-                f"truenext: not {self._kind.participle}: {', '.join(map(str, sorted(self._missing)))}", err=True
-            )
+            numbers = ", ".join(map(str, sorted(self._missing)))
+            terminal.echo(f"truenext: {self._kind.noun} not {self._kind.participle}: {numbers}", err=True)
             raise SystemExit(1)
 
     def _run_all_pieces(self, connection: Connection) -> None:

@@ -36,7 +36,7 @@ def raise_file_limit(listeners: int) -> Places:
     if places.connections < 1:
         minimum = FILES_OWN + listeners * (2 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(
-            f"the limit of open files of this process is {files} (ulimit -n), and it needs {minimum}: raise the limit"
+            f"this process may open {files} files (ulimit -n), and the broker needs at least {minimum}: raise the limit"
         )
     if places.connections < CONNECTIONS_MAX:
         logger.warning(

@@ -74,7 +74,7 @@ def unschedule(destination: str, as_json: bool, broker: BrokerOptions, **options
 
     Write DESTINATION as `truenext scheduled` shows it. Exits 1 if the send of an --id was not cancelled.
     """
-    kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, counted="scheduled")
+    kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, noun="sends", counted="scheduled")
     BulkWork(kind, _request_target(destination), **options).run(broker, as_json=as_json)
 
 

@@ -143,7 +143,7 @@ class QueueNameParam(click.ParamType[str]):
         if not name or not name.isprintable():
             self.fail(f"{_shortened_repr(value)} is not the name of a queue", param, ctx)
         if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
-            self.fail(f"a name of {len(name)} characters; at most {DESTINATION_LENGTH_MAX}", param, ctx)
+            self.fail(f"the name has {len(name)} characters: at most {DESTINATION_LENGTH_MAX} are allowed", param, ctx)
         return name
 
 
@@ -187,7 +187,7 @@ class UrlOption(VariableOption):
             raise click.BadParameter("only one address is allowed", ctx, self)
         if has_several_in_one:
             instead = "put spaces between them" if self.is_from_environment(ctx) else "repeat --url for each"
-            raise click.BadParameter(f"several addresses in one; {instead}", ctx, self)
+            raise click.BadParameter(f"one value has several addresses; {instead}", ctx, self)
         urls: tuple[str, ...] = super().type_cast_value(ctx, value)
         return urls
 

@@ -41,14 +41,16 @@ def failure_destinations(
         )
     if destination.kind is DestinationKind.TEMPORARY or destination.name.startswith(DEAD_LETTER_PREFIX):
         raise destination_error(
-            f"{REPORT_TO} and {ON_FAILURE} on a SEND to {destination.address[:100]!r}: a message that fails there "
-            "stays there; leave them out"
+            f"{REPORT_TO} and {ON_FAILURE} would have no effect on a SEND to {destination.address[:100]!r}, a "
+            "temporary or dead-letter queue, where failed messages stay; leave them out"
         )
     if (report_to is None) != (report_id is None):
         present, missing = (REPORT_ID, REPORT_TO) if report_to is None else (REPORT_TO, REPORT_ID)
         raise RemoteProtocolError(f"{present} needs {missing}, which is missing: send both, or leave both out")
     if report_id is not None and not 0 < len(report_id) <= REPORT_ID_LENGTH_MAX:
-        raise RemoteProtocolError(f"{REPORT_ID} of {len(report_id)} characters; it has 1 to {REPORT_ID_LENGTH_MAX}")
+        raise RemoteProtocolError(
+            f"{REPORT_ID} of {len(report_id)} characters; it must have 1 to {REPORT_ID_LENGTH_MAX}"
+        )
     handlers = () if on_failure is None else parse_handlers(on_failure)
     return handlers if report_to is None else (_parse_report_destination(report_to), *handlers)
 
@@ -74,7 +76,7 @@ def parse_handlers(text: str) -> tuple[Destination, ...]:
         handler = parse_address(address, "")
         if handler.kind is not DestinationKind.QUEUE or handler.name.startswith(DEAD_LETTER_PREFIX):
             raise destination_error(
-                f"{ON_FAILURE} {address[:100]!r}: a handler is one queue, and no dead-letter queue or pattern"
+                f"{ON_FAILURE} {address[:100]!r}: a handler must be one queue, not a dead-letter queue or a pattern"
             )
         handlers.append(handler)
     return tuple(handlers)

@@ -200,8 +200,8 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that it owns.
 
-Exceeded: `more than {SUBSCRIPTIONS_MAX} subscriptions on one connection`
-"""
+Exceeded: `this connection has {SUBSCRIPTIONS_MAX} subscriptions, the most allowed: end some, or open another connection`
+"""  # noqa: E501
 
 REPLY_DESTINATIONS_MAX = 1000
 """Temporary topics of one connection, and temporary queues that did not exist when they were named, to which other
@@ -350,7 +350,7 @@ delay. A queue to which a transaction sends counts TRANSACTION_QUEUE_COUNT, exce
 TRANSACTION_QUEUES_UNCOUNTED of each transaction.
 
 Setting: `transaction_messages_max`
-Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a delay, and queues beyond the first … of a transaction …; commit more often`
+Exceeded: `more than … sends and acknowledgements in open transactions of one connection (transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once more for a cause and for a delay, and each queue beyond the first … of a transaction counts …; commit more often`
 """  # noqa: E501
 
 TRANSACTION_QUEUES_UNCOUNTED = 100
@@ -438,7 +438,7 @@ Exceeded: `truenext-cause of … bytes; at most {CAUSE_BYTES_MAX}`
 REPORT_ID_LENGTH_MAX = 64
 """Characters in the `truenext-report-id` of a SEND.
 
-Exceeded: `… of … characters; it has 1 to {REPORT_ID_LENGTH_MAX}`
+Exceeded: `… of … characters; it must have 1 to {REPORT_ID_LENGTH_MAX}`
 """
 
 TOPIC_REPORTS_BYTES_MAX = 16 * 1024 * 1024
@@ -496,7 +496,7 @@ Exceeded: `AMQ_SCHEDULED_CRON … is not five fields of {CRON_LENGTH_MAX} charac
 CONTROL_REQUEST_BYTES_MAX = 64 * 1024
 """Bytes of the body of a control request.
 
-Exceeded: `a control request of more than {CONTROL_REQUEST_BYTES_MAX} bytes`
+Exceeded: `the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes`
 """
 
 CONTROL_REQUEST_SEQUENCES_MAX = 1000
@@ -538,12 +538,12 @@ answers of all clients a sixteenth, and incomplete frames a sixteenth and one fr
 
 A queue takes 1.3 KiB of the part for queues, 3 to 5 KiB with groups, and 4 bytes more for each byte of its name beyond
 64. A subscription takes 1 KiB, or 4 KiB to a pattern of queues, and its selector 0.1 to 0.8 KiB for each number, text
-or name in it. Each queue of a subscription takes 0.3 KiB for a second pattern, and 1.2 to 2 KiB for each different
-selector, or more if that compares with certain texts. Dead-letter queues, the first temporary queue of each connection,
+or name in it. A queue takes 0.3 KiB more for each wildcard consumer after its first, and 1 to 2 KiB for each
+different selector of its consumers, and 0.35 KiB for each text that such a selector requires of a property. Dead-letter queues, the first temporary queue of each connection,
 and 2 MiB for subscriptions come in addition.
 
 Setting: `memory_limit` of `[broker]`
-Exceeded: `open transactions of all connections have … bytes, at most … (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
+Exceeded: `open transactions of all connections have … of at most … bytes (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
 """  # noqa: E501
 
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024

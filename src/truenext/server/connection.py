@@ -156,7 +156,7 @@ class ServerConnection:
 
     def _on_control_only_idle(self) -> None:
         # A control request may wait in the socket while reading is paused; a large frame is no control request.
-        is_excused = self._input.waits_for_capacity
+        is_excused = self._input.may_have_unread_request
         seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.control.idle_time_left(self._session)
         if seconds > 0:
             self._ending.set_timer(seconds, "control only", self._on_control_only_idle)

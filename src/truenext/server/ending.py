@@ -6,6 +6,7 @@
                                          and its end would count an attempt; else it is closed, and its client is lost
     missed heart-beats, unread answers   closed at once, and never parked (C22.5): the client is lost
     the client takes it over             closed at once, without an attempt
+    a client needs its subscription      closed at once: it was parked, and used the same durable subscription
     the broker stops                     nothing is read; after the held messages were requeued our side is closed
 
 `life.py` has the states. `ConnectionEnds` releases or keeps the messages of the connection.
@@ -216,7 +217,8 @@ class Ending:
         """Close the connection at once, parked or not, because another connection takes this one over, or needs the
         durable subscription that this one uses. If `is_exempt`, the end counts no attempt."""
         logger.info(
-            "the client has connected again, and has taken over its old connection", extra={"client": self._client}
+            "connection ended for another connection, which takes it over or needs its durable subscription",
+            extra={"client": self._client},
         )
         if self.life.state is Life.PARKED:
             self._end_parked(is_exempt=is_exempt)

@@ -84,8 +84,9 @@ class Input:
         return self._waiting is not None
 
     @property
-    def waits_for_capacity(self) -> bool:
-        """True if the socket is not read, and the connection has no large incomplete frame."""
+    def may_have_unread_request(self) -> bool:
+        """True if reading is paused, so that a request of the client may wait in the socket. False while a large frame
+        is incomplete: its other bytes come first."""
         return self.is_paused and not self._has_large_frame
 
     @property

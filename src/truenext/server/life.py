@@ -2,7 +2,7 @@
 
     OPEN ──DISCARD──▶ DISCARDING ──LAST_ANSWER──▶ CLOSING ──HALF_CLOSE──▶ LINGERING ──CLOSE──▶ CLOSED
     OPEN ──PARK─────▶ PARKED ──CLOSE──▶ CLOSED
-    any state but PARKED and CLOSED ──STOP──▶ STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING
+    OPEN, or while it ends ──STOP──▶ STOPPING ──LAST_ANSWER──▶ STOPPING_CLOSING
 
 These are the usual steps. HALF_CLOSE leads to LINGERING from DISCARDING and both states of a stop, too; and CLOSE leads
 to CLOSED from all states but OPEN and CLOSED. TRANSITIONS has every step; any other step is a bug.
@@ -126,5 +126,5 @@ class ConnectionLife:
         """
         after = TRANSITIONS[self.state].get(event)
         if after is None:
-            raise AssertionError(f"{event.name} of a connection that is {self.state.value}")
+            raise AssertionError(f"{event.name} cannot happen to a connection that is {self.state.value}")
         self.state = after

@@ -100,8 +100,8 @@ def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
         for source in list_queries(broker, with_rows=False):
             if status.queues.id in outputs_of(broker, source.bundle_queues):
                 raise TruenextError(
-                    f"query {source.id} has rows that {status.queues.id} writes: run `truenext spark abandon "
-                    f"{source.id}` first"
+                    f"the decision of {status.queues.id} says which rows of query {source.id} are published: run "
+                    f"`truenext spark abandon {source.id}` first"
                 )
         forget_sink(broker, status)
         return

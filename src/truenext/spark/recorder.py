@@ -117,9 +117,9 @@ class Recorder:
         queue is not empty; Refused if the broker refuses a frame; ConnectionLost if the connection is lost
         """
         if not 1 <= len(messages) <= MESSAGES_MAX:
-            raise ConfigurationError(f"a recording has 1 to {MESSAGES_MAX} messages, not {len(messages)}")
+            raise ConfigurationError(f"a recording must have 1 to {MESSAGES_MAX} messages, not {len(messages)}")
         if not 1 <= window <= WINDOW_MAX:
-            raise ConfigurationError(f"a window is 1 to {WINDOW_MAX} messages, not {window}")
+            raise ConfigurationError(f"a window must be 1 to {WINDOW_MAX} messages, not {window}")
         self._events = []
         self._add_event("run-started", reason="clean")
         self._send(messages, queue, report)

@@ -365,7 +365,7 @@ class Definition:
 
     def _check_not_running(self, name: str) -> None:
         if self.is_running:
-            raise DefinitionError(f"{self.name} runs already: define {name} before")
+            raise DefinitionError(f"{self.name} runs already: define {name} before the service runs")
 
     def check(self) -> None:
         """Check that every endpoint is complete.

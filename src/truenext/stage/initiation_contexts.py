@@ -164,8 +164,8 @@ class OutboxInitiationContext:
         self._transaction.close_block()
         if output.after_commit:
             raise FlowError(
-                "after_commit is not available here: this flow begins in a transaction that your program commits. Call "
-                "the function after that"
+                "after_commit is not available with a session, since your program commits the transaction: call the "
+                "function after your commit"
             )
         return output.outgoing
 
@@ -175,14 +175,14 @@ class OutboxInitiationContext:
         messages = encode_messages(outgoing, self._chain, None)
         if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
-                f"the initiation has {transaction_size(messages)} bytes of messages, and a transaction of the broker "
-                f"{TRANSACTION_BYTES_MAX} at most: use several initiations"
+                f"the initiation has {transaction_size(messages)} bytes of messages; a transaction of the broker may "
+                f"have at most {TRANSACTION_BYTES_MAX}: use several initiations"
             )
         if transaction_count(messages) > TRANSACTION_MESSAGES_MAX:
             raise FlowError(
-                f"the initiation has {transaction_count(messages)} messages (those with an expiry or a delay counted "
-                "twice, and queues beyond the first 100 ten times), and a transaction of the broker "
-                f"{TRANSACTION_MESSAGES_MAX} at most: use several initiations"
+                f"the initiation counts as {transaction_count(messages)} messages (one with an expiry or a delay "
+                "counts as two, each queue after the first 100 adds ten); a transaction of the broker may have at most "
+                f"{TRANSACTION_MESSAGES_MAX}: use several initiations"
             )
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 

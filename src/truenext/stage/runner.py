@@ -64,8 +64,8 @@ class StageRunner:
                 )
             if work is None and self.context.plans.uses_sql(next_stage):
                 raise FlowError(
-                    f"{next_stage.name} has a session, and {self.stage.name}, with which the transaction begins, has "
-                    "none: add one there, too, or use next instead of next_direct"
+                    f"stage {next_stage.name} takes a session, but {self.stage.name}, which begins the transaction, "
+                    f"takes none: let {self.stage.name} take a session, too, or use next instead of next_direct"
                 )
             flow, stage = flow.for_next_stage(), next_stage
 

@@ -363,7 +363,7 @@ class Service(Definition):
     async def _reply(self, to: Endpoint[Any, R], key: str, timeout: float) -> R:
         check_endpoint(to)
         if to.replies is None:
-            raise FlowError(f"{to.name} replies nothing")
+            raise FlowError(f"{to.name} replies nothing, so there is no reply to wait for")
         self._run_here.initiator.check_loop()
         id, kept = checked_key_id(self.name, key), self._kept_replies
         wait_s = 0.0 if timeout == 0 else checked_timeout(timeout)

@@ -173,8 +173,8 @@ def check_can_await(call: str, advice: str) -> None:
     if stage is None or stage.signature.is_async or running_loop() is not None:
         return
     raise FlowError(
-        f"{call} must be awaited, and stage {stage.name} of {stage.endpoint.name} is a plain function, which cannot: "
-        f"make it an async function, or {advice}"
+        f"{call} must be awaited, but stage {stage.name} of {stage.endpoint.name} is a plain function, which cannot "
+        f"await: make it an async function, or {advice}"
     )
 
 

@@ -64,7 +64,9 @@ class SalvageSummary(msgspec.Struct):
         self.notes_besides_damage = salvage.damage_report.notes_besides_damage
         undeleted = salvage.checkpoint.undeleted_transients
         if undeleted:
-            self.notes_besides_damage.append(f"{undeleted} transients that unclean stops dropped are not deleted yet")
+            self.notes_besides_damage.append(
+                f"{undeleted} transient messages that were dropped after unclean stops are not deleted yet"
+            )
 
 
 def check(

@@ -102,7 +102,7 @@ class Checkpoint:
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
-            raise damage_error("checkpoint", f"{problem}, and the journal is not", self._data)
+            raise damage_error("checkpoint", f"{problem}, but the journal exists", self._data)
         self._env = _open(folder, map_size)
         self._databases: list[lmdb._Database] = []
         try:
@@ -115,7 +115,9 @@ class Checkpoint:
                 self._meta = self._open_checksummed_database(txn, b"meta")
                 self._check_format(txn)
                 if entries != len(DATABASES):
-                    raise damage_error("checkpoint", f"it has {entries} databases", self._data)
+                    raise damage_error(
+                        "checkpoint", f"it has {entries} databases instead of {len(DATABASES)}", self._data
+                    )
                 self._persistent = self._open_message_tables(txn, PERSISTENT_TABLES)
                 self._transient = self._open_message_tables(txn, TRANSIENT_TABLES, self._meta.need(txn, b"generation"))
                 self._queues = self._open_checksummed_database(txn, b"queues")

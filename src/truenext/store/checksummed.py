@@ -73,7 +73,7 @@ class ChecksummedDatabase:
         expected = txn.stat(self._db)["entries"]
         if count != expected:
             raise damage_error(
-                "checkpoint", f"{expected} values in {self._name.decode()} are counted and {count} exist", self._data
+                "checkpoint", f"{self._name.decode()} should have {expected} values, and has {count}", self._data
             )
 
     def put(self, txn: lmdb.Transaction[bytes], key: bytes, value: bytes) -> None:

@@ -314,8 +314,8 @@ class _TreeWalk:
         found = (branches, leaves, self._overflows, entries)
         if found != (tree.branches, tree.leaves, tree.overflows, tree.entries):
             self.report(
-                f"of {tree.branches} branches, {tree.leaves} leaves, {tree.overflows} pages of large values and "
-                f"{tree.entries} entries, {branches}, {leaves}, {self._overflows} and {entries} can be reached"
+                f"{branches} of {tree.branches} branches, {leaves} of {tree.leaves} leaves, {self._overflows} of "
+                f"{tree.overflows} pages of large values and {entries} of {tree.entries} entries can be reached"
             )
 
     def _page(self, number: int, *, is_trusted: bool) -> bytes | None:

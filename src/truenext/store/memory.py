@@ -150,7 +150,7 @@ class MemoryStore:
             _require(
                 batch,
                 removed_references == Counter(dereferenced),
-                "releases contents without removing their references, or the reverse",
+                "has a `dereferenced` that does not match the references that it removes",
             )
 
     def _check_batch(self, batch: Batch) -> None:

@@ -62,7 +62,7 @@ class MessageTables:
         total, stored = counts.total(), txn.stat(self.messages)["entries"]
         # Messages that are not counted would never be read. Only those of earlier generations have no count.
         if total > stored or (total < stored and not self.generation):
-            raise self._damage(f"{total} messages are counted and {stored} exist")
+            raise self._damage(f"the counts say {total} messages, and {stored} exist")
         return counts
 
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:

@@ -57,7 +57,9 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
-        return StoreError(f"cannot {action}: it is as large as its map allows; open it with a larger map")
+        return StoreError(
+            f"cannot {action}: the checkpoint is as large as its map_size allows; open the store with a larger map_size"
+        )
     if is_no_space(error):
         return StoreError(f"cannot {action}: the disk is full; free disk space, then start the broker again")
     if isinstance(error, _DAMAGE):

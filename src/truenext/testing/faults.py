@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from truenext.testing.checks import checked_flag, known_names_hint
+from truenext.testing.checks import checked_flag
 
 CommitMoment = Literal["before", "after"]
 
@@ -58,7 +58,7 @@ class Faults:
         Raises: ValueError if `when` is not a CommitMoment, or `required` is neither True nor False
         """
         if when not in get_args(CommitMoment):
-            raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
+            raise ValueError(f"when must be 'before' or 'after', not {when!r}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:

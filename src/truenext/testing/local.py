@@ -141,7 +141,9 @@ class LocalBroker:
             return list(connections.values())
         session = connection if isinstance(connection, str) else getattr(connection, "session_id", None)
         if not isinstance(session, str):
-            raise ValueError(f"a connection is one of truenext's client, or its session as a text, not {connection!r}")
+            raise ValueError(
+                f"connection must be a connection of truenext's client, or its session id as text, not {connection!r}"
+            )
         if session not in connections:
             raise LookupError(
                 f"the broker has no connection with session {session!r}: {known_names_hint(session, connections)}"

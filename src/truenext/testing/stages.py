@@ -1,5 +1,5 @@
 """Test kit for a service of stages. It runs the service with a broker in the test's own process. A test can mock
-endpoints of other services, advance the clock, order faults at named points, and wait until all flows have ended.
+endpoints of other services, advance the clock, request faults at named points, and wait until all flows have ended.
 
     async with stages(app, database="sqlite://") as t:
         t.mock(stock, lambda asked: Reserved(ok=True))
@@ -468,7 +468,7 @@ async def stages(
         raise ValueError(f"service must be a Service, not {service!r}")
     if not isinstance(database, str | None):
         # Without the value: it may have a password.
-        raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
+        raise ValueError(f"database must be a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
     async with AsyncExitStack() as stack:
         local = await stack.enter_async_context(broker())
         if database == "sqlite://":

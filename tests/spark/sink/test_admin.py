@@ -86,7 +86,7 @@ def test_publish_finishes_the_last_decision(here: BlockingBroker) -> None:
 
 def test_publish_of_what_was_not_decided_is_refused(here: BlockingBroker) -> None:
     draft(here, 0, "a")
-    with connecting(here)() as broker, pytest.raises(TruenextError, match=r"^query-1 has decided no output"):
+    with connecting(here)() as broker, pytest.raises(TruenextError, match=r"^query-1 has no decision"):
         publish_decision(broker, QUEUES)
 
 

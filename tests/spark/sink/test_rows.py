@@ -181,7 +181,7 @@ def test_row_goes_to_the_destination_of_its_column(queue: str, address: str) -> 
         ({"delay_ms": [-5]}, "column delay_ms is -5, and must be 1 or more"),
         ({"reply_to": ["/temp-queue/r"]}, "row cannot be sent as a message: .*subscription"),
         ({"group": ["g" * 300]}, "JMSXGroupID of 300 characters"),
-        ({"group": ["a\0"]}, "no NUL in it"),
+        ({"group": ["a\0"]}, "must not contain a NUL"),
         ({"queue": [None]}, "column queue is null"),
         ({"queue": [""]}, "row cannot be sent as a message"),
         ({"queue": ["orders.*"]}, "row cannot be sent as a message"),

@@ -95,7 +95,7 @@ def describe(
 
 
 def _counts(graph: ServiceGraph, broker: BrokerOptions) -> dict[str, QueueCounts]:
-    """Return the counts of each queue from which this service or another one takes messages."""
+    """Return the counts of the queues of this service's stages, and of other services' endpoints that it names."""
     with connected(broker) as connection:
         facts = {each["name"]: each for each in send_control_request(connection, "queues")}
     names = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]

@@ -143,8 +143,8 @@ def _resend(session: Session, message: Message, to: str) -> None:
     headers = message.headers
     if headers.get(FAILURE) == HANDLED:
         raise NotDecoded(
-            f"message {message.message_id} is a failure for on_failure, and no client can send one: `truenext redrive` "
-            "moves it back; skip it with --selector"
+            f"message {message.message_id} reports a failure to an on_failure stage, and clients cannot send such "
+            "messages: `truenext redrive` moves it back; skip it with --selector"
         )
     if envelope.recurring:
         envelope = as_occurrence(envelope, message.headers.get("truenext-due"))

@@ -135,8 +135,8 @@ async def _run(
     *,
     asks: bool,
 ) -> bytes:
-    """Start the flow, with a `key` in a transaction of the service's database. Return the id of the flow or, with
-    `asks`, its reply as JSON.
+    """Start the flow. If there is a `key`, start it in a transaction of the service's database. Return the id of the
+    flow or, with `asks`, its reply as JSON.
 
     Raises: TimeoutError without a reply in time; FlowError if the service can keep no keys, or another flow was started
     under the key; DatabaseUnavailable; the errors of `Service.send` and `Service.ask`

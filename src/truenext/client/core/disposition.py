@@ -32,7 +32,7 @@ class CountedAttempts(Enum):
     """Messages of a transaction for which a rollback counts an attempt."""
 
     ALL = "all"
-    """The messages that were marked as failed; if no message is marked, all messages of the transaction."""
+    """If messages were marked as failed, only these; otherwise all messages of the transaction."""
     FAILED = "failed"
     """The messages that were marked as failed, and no other messages."""
     NONE = "none"

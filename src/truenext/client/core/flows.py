@@ -100,9 +100,9 @@ def receive(
     Raises: ValueError if an argument is invalid; otherwise the errors of `SessionCore.receive`
     """
     if not isinstance(count, int) or count < 1:
-        raise ValueError(f"count must be a whole number from 1, not {count!r}")
+        raise ValueError(f"count must be a whole number, 1 or more, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ValueError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
+        raise ValueError(f"timeout must be None, or a number of seconds, 0 or more, not {timeout!r}")
     deadline = None if timeout is None else session.client.clock() + (timeout or DEFAULT_TIMEOUT_S)
     return (yield from session.receive(subscription, count, deadline, owner, no_wait=timeout == 0))
 
@@ -214,7 +214,7 @@ def commit(session: SessionCore, timeout: float, producer: str | None = None, nu
                 f"producer must be a name of 1 to {NAME_LENGTH_MAX} characters, together with number, not {producer!r}"
             )
         if type(number) is not int or not 1 <= number <= PRODUCER_NUMBER_MAX:
-            raise ValueError(f"number must be a whole number from 1, together with producer, not {number!r}")
+            raise ValueError(f"number must be a whole number, 1 or more, together with producer, not {number!r}")
         caller_number = CallerNumber(producer, number)
     return (yield from session.commit(session.client.clock() + timeout, caller_number))
 

@@ -23,7 +23,10 @@ def check_headers(headers: Mapping[str, str]) -> None:
     size = 0
     for name, value in headers.items():
         if not name or "\0" in name or "\0" in value:
-            raise ValueError(f"header {name!r} is {value!r}: a header has a name, and no NUL in it")
+            raise ValueError(
+                f"header {name!r} with value {value!r} is invalid: the name must not be empty, and name and value must "
+                "not contain a NUL"
+            )
         size += len(escape(name).encode()) + len(escape(value).encode()) + 2
     if len(headers) > HEADERS_MAX - _OWN_HEADERS_MAX:
         raise ValueError(

@@ -203,7 +203,7 @@ class Link:
     def _on_connected(self, frame: Frame) -> None:
         headers = frame.headers
         if headers.get("version") != "1.2":
-            raise RemoteProtocolError(f"it has selected version {headers.get('version', '1.0')}")
+            raise RemoteProtocolError(f"the server has selected STOMP version {headers.get('version', '1.0')}")
         self._stomp.set_version(Version.V1_2)
         self.is_up = True
         self.store_id = headers.get("truenext-store", "")

@@ -71,7 +71,8 @@ class Reconciler:
             differences = {name: counts for name, counts in both.items() if counts[0] != counts[1]}
             same = {name: counts for name, counts in differences.items() if previous_differences.get(name) == counts}
             if same and same_count + 1 >= CHECKS_MAX:
-                self._end_connection(ConnectionLost(f"broker and client differ in the number of held messages: {same}"))
+                text = "broker and client differ in the number of held messages, by subscription (broker's, client's)"
+                self._end_connection(ConnectionLost(f"{text}: {same}"))
                 return
             self._context.call_later(
                 RECHECK_INTERVAL_S if differences else CHECK_INTERVAL_S,

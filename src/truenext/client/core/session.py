@@ -496,7 +496,8 @@ class SessionCore(msgspec.Struct, eq=False):
 
     def _auto_ack(self, owner: object, started: ReceivedMessage | None) -> None:
         """Mode auto: acknowledge the messages that `owner`, a task or thread, was given before. `started` is the
-        message that `owner` gets now; its start is reported to the broker. None if `owner` gets none now."""
+        message that `owner` gets now; its start is reported to the broker. None if `owner` gets none now. Messages of
+        tasks and threads that have ended are acknowledged, too."""
         for other in [
             each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_owner_ended(each)
         ]:
@@ -707,5 +708,5 @@ PULLED_MAX = 1000
 """Largest number of messages that one pull request requests."""
 
 _TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
-"""Reasons for which the broker dispatches no message, but only for a short time. Source: docs/reference/control.md,
-`idle`"""
+"""Values of `idle` after which a message may come soon: no reason, or one that ends soon. Source:
+docs/reference/control.md, `idle`"""

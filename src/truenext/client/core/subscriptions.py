@@ -567,7 +567,7 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
         raise ValueError(f"prefetch must be a whole number, 0 to {WINDOW_MAX}, not {prefetch!r}")
     priority = options.get("priority", 0)
     if not -CONSUMER_PRIORITY_MAX <= priority <= CONSUMER_PRIORITY_MAX:
-        raise ValueError(f"priority is {-CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}, not {priority}")
+        raise ValueError(f"priority must be {-CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}, not {priority}")
     headers = dict(options.get("headers", {}))
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):

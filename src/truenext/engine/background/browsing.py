@@ -124,7 +124,7 @@ class BrowseTask(BackgroundTask):
             # The queue of a durable subscription, which has ended with all messages of the page.
             page.messages, page.is_end = [], True
         if not (page.messages or page.is_end):
-            raise damage_error(read.lane, "a page is empty, but not the last")
+            raise damage_error(read.lane, "no message was read, although the store says that there are more")
         self._current_read = None
         if not page.is_end:
             read.last_sequence = min(read.last_sequence, page.messages[-1].sequence)
@@ -285,7 +285,7 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """Return the entries in memory after a sequence, in order. The result has at most one entry more than a slice
-    shows. If the lane has messages that only the store has, entries above the horizon are left out."""
+    """Return the entries in memory after a sequence, in order, at most one more than a slice can show. If messages of
+    the lane are only in the store, the result ends at the horizon; a page brings the others."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

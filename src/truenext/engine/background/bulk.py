@@ -170,7 +170,7 @@ class ScheduledSendInfo(msgspec.Struct):
     size: int
     """Size of the body in bytes."""
     body: str
-    """First {SHOWN_BODY_BYTES} bytes of the body."""
+    """Beginning of the body as text: its first {SHOWN_BODY_BYTES} bytes. Bytes that are not UTF-8 are replaced."""
 
 
 class ScheduledResult(BulkResult):
@@ -225,14 +225,17 @@ def parse_request(verb: str, body: bytes) -> BulkRequest:
     """
     if len(body) > CONTROL_REQUEST_BYTES_MAX:
         raise RemoteProtocolError(
-            f"{verb}: a control request of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
+            f"{verb}: the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes",
+            Code.CONTROL_REQUEST,
         )
     request = decode_client_json(verb, body, VERBS[verb])
     if request.selector is not None:
         selector.compile_selector(request.selector)
     if isinstance(request, Move):
         if request.to == request.queue:
-            raise RemoteProtocolError(f"{verb}: the messages are in {request.to!r} already", Code.CONTROL_REQUEST)
+            raise RemoteProtocolError(
+                f"{verb}: source and target are the same queue, {request.to!r}", Code.CONTROL_REQUEST
+            )
         target_of(request)
     return msgspec.structs.replace(request, sequences=request.sequences and tuple(sorted(set(request.sequences))))
 

@@ -155,7 +155,7 @@ class BulkPieceExecutor:
                 commit_state.last_control_batch = commit_state.batch.number
             return scheduled_result
         if not self._queues.exists(lane.queue):
-            return bulk.empty_result(request, f"{lane.queue.name!r} does not exist any more")
+            return bulk.empty_result(request, f"queue {lane.queue.name!r} does not exist any more")
         removals, result = bulk.plan_piece(
             request, read, page, commit_state.last_committed, commit_state.now_ms, self._queues.has_subscription_ended
         )

@@ -35,7 +35,9 @@ class Pulling:
         requested = pull_request.remaining + credit.messages
         if requested > WINDOW_MAX:
             raise RemoteProtocolError(
-                f"credit for {requested} messages that are not delivered yet; at most {WINDOW_MAX}", Code.LIMIT
+                f"subscription {credit.subscription!r} has requested {requested} messages that are not delivered yet, "
+                f"more than {WINDOW_MAX}: request fewer at once",
+                Code.LIMIT,
             )
         pull_request.correlation = credit.correlation
         if not credit.messages:

@@ -123,7 +123,9 @@ class Sending:
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
         if send.producer is not None:
-            raise RemoteProtocolError("a send inside a transaction has no number of its own: number the COMMIT")
+            raise RemoteProtocolError(
+                "a SEND in a transaction must not have truenext-number: number the COMMIT instead"
+            )
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
@@ -138,8 +140,9 @@ class Sending:
             )
         if not memory.has_space_for_send(size):
             raise NoSpaceError(
-                f"open transactions of all connections have {memory.transaction_bytes} bytes, at most "
-                f"{memory.transaction_bytes_max} (--memory-limit); commit, or try again later"
+                f"open transactions of all connections have {memory.transaction_bytes} of at most "
+                f"{memory.transaction_bytes_max} bytes (--memory-limit), too many for this SEND; commit, or "
+                "try again later"
             )
         session.has_sent = True
         if self._commit_state.disk_level is not _DISK_PLENTY:

@@ -146,7 +146,9 @@ class Subscribing:
         """
         if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
-                f"{destination.address}: durable subscriptions are to topics, not to temporary ones", Code.DESTINATION
+                f"{destination.address}: a durable subscription must be to a topic, and the topic must not be "
+                "temporary",
+                Code.DESTINATION,
             )
         queue = self._queues.durable_by_key.get(key)
         if queue is not None and self._clients.receivers_of(queue).consumers:

@@ -1,4 +1,4 @@
-"""Collection of entries that no container of their lane has any more, grouped by this lane.
+"""Entries grouped by lane, of messages that were given up and wait to be dead-lettered.
 
 The entries of each lane are in the order in which they were added.
 """

@@ -99,8 +99,8 @@ def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
     for sequence in removed:
         lane.end_delay(sequence)
         lane.unloaded.pop(sequence, None)
-    recent = [entry for entry in lane.unread_in_memory if entry.sequence in removed]
-    if recent:
+    in_memory = [entry for entry in lane.unread_in_memory if entry.sequence in removed]
+    if in_memory:
         lane.unread_in_memory = (
             deque(entry for entry in lane.unread_in_memory if entry.sequence not in removed) or NO_ENTRIES
         )
@@ -108,7 +108,7 @@ def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
         sequence > lane.horizon and (selected is None or sequence not in selected.entries) for sequence in removed
     )
     update_horizon(lane)
-    return recent
+    return in_memory
 
 
 def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:

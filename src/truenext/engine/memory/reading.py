@@ -144,7 +144,7 @@ class PageReader:
             return
         lane.pending_read = None
         if not (page.messages or page.is_end):
-            raise damage_error(lane, "a page is empty, but not the last")
+            raise damage_error(lane, "no message was read, although the store says that there are more")
         up_to = UNBOUNDED if page.is_end else page.messages[-1].sequence
         fresh: list[Entry] = []
         excluded = 0

@@ -225,7 +225,7 @@ class ResidentSet:
     def remove_entries(self, lane: Lane, entries: list[Entry]) -> None:
         """Remove messages from anywhere in their lane. The gathering batch removes them from the store."""
         for entry in horizon.remove_entries(lane, entries, self._commit_state.batch.number):
-            assert entry.message is not None, "what is recent has not left memory yet"
+            assert entry.message is not None, "unread messages in memory have bodies"
             self._memory.pending_free_bytes -= size_of(entry.message)
         if lane.removed:
             self._lanes_with_removed[lane] = None
@@ -268,12 +268,15 @@ class ResidentSet:
         memory = self._memory
         in_page, in_memory = horizon.apply_page(lane, fresh, excluded, up_to, as_of)
         for entry in in_page + in_memory:
-            assert entry.message is not None, "what is recent has not left memory yet"
+            assert entry.message is not None, "unread messages in memory have bodies"
             memory.pending_free_bytes -= size_of(entry.message)
         for entry in in_page:
             self.unload_to_disk(entry, is_known=False)
         if up_to == UNBOUNDED and lane.unread:
-            raise damage_error(lane, f"the number of its messages differs from their count by {lane.unread}")
+            raise damage_error(
+                lane,
+                f"the store has a different number of messages than it has counted: the difference is {lane.unread}",
+            )
 
     # ---- Unloading of durable messages ----
 
@@ -302,7 +305,7 @@ class ResidentSet:
     def free_durable_in_lane(self, lane: Lane) -> None:
         """Unload the durable messages above the horizon of a lane, unless a page of the lane is being read."""
         for entry in horizon.pop_durable(lane, self._commit_state.last_committed):
-            assert entry.message is not None, "what is recent has not left memory yet"
+            assert entry.message is not None, "unread messages in memory have bodies"
             self._memory.pending_free_bytes -= size_of(entry.message)
             self.unload_to_disk(entry, is_known=False)
         if not lane.unread_in_memory:
@@ -322,6 +325,6 @@ class ResidentSet:
     def load_unread_in_memory(self, lane: Lane) -> None:
         """Put all messages of `unread_in_memory`, which were about to leave memory, back into the lane."""
         for entry in lane.unread_in_memory:
-            assert entry.message is not None, "what is recent has not left memory yet"
+            assert entry.message is not None, "unread messages in memory have bodies"
             self._memory.pending_free_bytes -= size_of(entry.message)
         horizon.load_unread_in_memory(lane)

@@ -33,8 +33,8 @@ KEPT_ROUTE_COST = 16
 """Cost of a kept route, in addition to the cost of its subscriptions."""
 
 QUICK_SUBSCRIPTIONS_MAX = 128
-"""Number of subscriptions, none with a selector, up to which the queues of a message are found in one step, when the
-message is accepted."""
+"""Number of topic subscriptions of the whole broker up to which, if none has a selector, the queues of a message are
+found in one step. Otherwise the cost of the search is estimated, and a costly search is made ahead."""
 
 PIECE_NS = 250_000
 """Nanoseconds that one step of a search for the queues of a message should take."""
@@ -246,8 +246,8 @@ class RouteAhead:
         return sum(map(self._router.has, queues))
 
     def find(self, topic: str, message: SentMessage) -> Iterator[None]:
-        """Find the queues that get the message from one topic, a part of the search in each step. A second call finds
-        the queues of subscriptions made since the first."""
+        """Search for the queues that get the message from one topic, a part in each step. The result is in `count` and
+        `queues_of`. A second call searches only the subscriptions made since the first."""
         queues, as_of = self._found.get(topic, ([], -1))
         if as_of < 0:
             route = yield from self._router.find_route(topic)

@@ -139,8 +139,8 @@ class QueueSelection:
         return ScanCursor(lane, selector) if groups is None else GroupScanCursor(lane, selector, groups)
 
     def _scan_bytes(self, scan: QueueScan) -> int:
-        of_lane = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
-        return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
+        lane_bytes = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
+        return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * lane_bytes
 
     def close(self) -> None:
         """End the selection, because the queue was removed, or has neither selectors nor groups any more."""
@@ -367,8 +367,8 @@ class QueueSelection:
         in_memory = {
             entry.sequence: entry for entry in lane.unread_in_memory if after_sequence < entry.sequence <= last
         }
-        in_memory.update(cursor for cursor in selected.loaded_early.items() if after_sequence < cursor[0] <= last)
-        from_recent: set[int] = set()
+        in_memory.update(item for item in selected.loaded_early.items() if after_sequence < item[0] <= last)
+        matched_in_memory: set[int] = set()
         for sequence in sorted(on_page.keys() | in_memory.keys()):
             entry = in_memory.get(sequence)
             message = on_page[sequence].message if entry is None else None
@@ -379,7 +379,7 @@ class QueueSelection:
                     break
                 if entry is not None:
                     if not entry.is_out_of_lane and cursor.test(entry) and sequence not in selected.entries:
-                        from_recent.add(sequence)
+                        matched_in_memory.add(sequence)
                 elif message is not None and cursor.matches(message, sequence):
                     entry = load(lane, on_page[sequence])
                     if not entry.is_out_of_lane:
@@ -394,15 +394,15 @@ class QueueSelection:
             for cursor in cursors:
                 if not cursor.is_full:
                     cursor.advance_to(last)
-        if from_recent:
-            self._load_unread_early(lane, from_recent)
+        if matched_in_memory:
+            self._load_unread_early(lane, matched_in_memory)
         update_horizon(lane)
         return is_complete
 
     def _load_unread_early(self, lane: Lane, sequences: set[int]) -> None:
         for entry in lane.unread_in_memory:
             if entry.sequence in sequences:
-                assert entry.message is not None, "what is recent has not left memory yet"
+                assert entry.message is not None, "unread messages in memory have bodies"
                 self._memory.pending_free_bytes -= size_of(entry.message)
                 load_early(lane, entry)
         lane.unread_in_memory = deque(entry for entry in lane.unread_in_memory if entry.sequence not in sequences)

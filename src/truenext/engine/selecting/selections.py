@@ -180,7 +180,7 @@ class Selections(BackgroundTask):
             if lane.queue.observer is None:
                 lane.free_selected()
         if not (page.messages or page.is_end):
-            raise damage_error(lane, "a page is empty, but not the last")
+            raise damage_error(lane, "no message was read, although the store says that there are more")
         selection = self.by_queue.get(lane.queue)
         if selection is not None:
             if _is_page_current(read):

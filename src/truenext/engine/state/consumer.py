@@ -362,7 +362,11 @@ class ConnectionState:
         if subscription in self.consumers or subscription in self.browsers:
             raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.IN_USE)
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
-            raise RemoteProtocolError(f"more than {SUBSCRIPTIONS_MAX} subscriptions on one connection", Code.LIMIT)
+            raise RemoteProtocolError(
+                f"this connection has {SUBSCRIPTIONS_MAX} subscriptions, the most allowed: end some, or open another "
+                "connection",
+                Code.LIMIT,
+            )
         if destination.session and destination.session != self.id:
             noun = "topic" if destination.kind is DestinationKind.TOPIC else "queue"
             raise RemoteProtocolError(

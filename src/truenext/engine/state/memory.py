@@ -44,7 +44,7 @@ LANE_BYTES = 250
 """Bytes of a lane, without slots for messages."""
 
 DEQUE_BYTES = 800
-"""Bytes of a lane's slots for its first messages."""
+"""Bytes of a lane's empty deque, which is allocated when a first message arrives."""
 
 SELECTED_ENTRIES_BYTES = 400
 """Additional bytes of a lane in a queue with selectors or groups."""

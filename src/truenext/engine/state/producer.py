@@ -40,7 +40,8 @@ class CommitOutcome(Enum):
     ROLLED_BACK = "rolled back"
     """The COMMIT was resolved as rolled back, and can never be accepted."""
     NOT_YET_COMMITTED = "not so far"
-    """The number is higher than the highest, or it is 1 and the producer is not known. The COMMIT may still come."""
+    """The number is higher than that of every COMMIT of the producer that was accepted or resolved; or it is 1, and the
+    producer is not known. The COMMIT may still come."""
     UNKNOWN = "unknown"
     """The broker does not know: the producer is not known and the number is not 1; or the number is lower than the
     highest, and may have been left out, or resolved and forgotten."""

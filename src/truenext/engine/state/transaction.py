@@ -206,8 +206,8 @@ class OpenTransactions(dict[str, BrokerTransaction]):
             raise RemoteProtocolError(
                 f"more than {limits.messages} sends and acknowledgements in open transactions of one connection "
                 "(transaction_messages_max), where sends with a group, an expiry or a schedule count twice, NACKs once "
-                f"more for a cause and for a delay, and queues beyond the first {TRANSACTION_QUEUES_UNCOUNTED} of "
-                f"a transaction {TRANSACTION_QUEUE_COUNT}; commit more often",
+                f"more for a cause and for a delay, and each queue beyond the first {TRANSACTION_QUEUES_UNCOUNTED} of "
+                f"a transaction counts {TRANSACTION_QUEUE_COUNT}; commit more often",
                 Code.LIMIT,
             )
         if self.total_bytes and self.total_bytes + size > limits.size:

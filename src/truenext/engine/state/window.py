@@ -54,7 +54,8 @@ class AutoWindow:
         self._rate_per_ms = 0.0
         """Messages processed in a millisecond; 0 if not known."""
         self._handling_ms = 0
-        """Milliseconds for which the consumer held the last message that it got while it held none."""
+        """Milliseconds for which the consumer held the last measured message; 0 before the first measurement. Only a
+        message that it gets while it holds no other is measured."""
         self.settled_count = 0
         """Number of messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms

@@ -65,7 +65,7 @@ def audit_histories(
     if not 0 < stuck_seconds < inf:
         raise ConfigurationError(f"--stuck must be a number of seconds, not {stuck_seconds}")
     if stages and len(folders) > 1:
-        raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
+        raise ConfigurationError("--stages needs the history of exactly one broker: name one history folder")
     names = run_names(folders)
     for location in (*folders, *stages):
         if not (isinstance(location, str) and "://" in location):

@@ -62,7 +62,7 @@ def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
     decision = finish_decision(broker, queues, _IMPATIENT)
     if decision is None:
         raise TruenextError(
-            f"{queues.id} has decided no output that could be published: restart its job, which then writes all rows"
+            f"{queues.id} has no decision, so nothing can be published: restart its job, which then writes all rows"
         )
     return decision.published_batch
 

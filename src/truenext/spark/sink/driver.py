@@ -123,8 +123,8 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
         # A dying driver may still hold the decision in a transaction.
         if monotonic() >= deadline:
             raise HeldByAnother(
-                f"another connection has held the message of {queues.decisions} for {HELD_SECONDS:g} s: if there is a "
-                f"second run of this query, end one of the two"
+                f"another connection has held the message in queue {queues.decisions} for {HELD_SECONDS:g} s: if there "
+                "is a second run of this query, end one of the two"
             )
         time.sleep(_HELD_LOOK_SECONDS)
     if decision is not None:

@@ -214,5 +214,11 @@ def decode_bundle(body: bytes) -> pa.RecordBatch:
     except (pa.ArrowInvalid, StopIteration) as error:
         raise RemoteProtocolError(f"a bundle cannot be read: {error}") from error
     if batch.schema != ARROW_SCHEMA:
-        raise RemoteProtocolError(f"a bundle has other columns: {batch.schema.names}")
+        raise RemoteProtocolError(
+            f"a bundle has the columns [{_columns(batch.schema)}] instead of [{_columns(ARROW_SCHEMA)}]"
+        )
     return batch
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -199,8 +199,10 @@ class SourceDriver:
         message, or the notice that none is ready. Answers to earlier probes are skipped."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message(self._probes, deadline - monotonic())) is not None:
-            said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")
-            if said == round_:
+            answered_round = frame.headers.get(
+                "correlation-id" if "truenext-unused" in frame.headers else "truenext-round"
+            )
+            if answered_round == round_:
                 yield frame
 
     def _warn_of_others(self, broker: BrokerConnection) -> None:

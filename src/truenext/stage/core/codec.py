@@ -183,9 +183,9 @@ def _check_subclass(actual: type, declared: type) -> None:
     more = sorted(set(field_names(actual)).difference(field_names(declared)))
     if more:
         raise FlowError(
-            f"{type_name(actual)} has fields that {type_name(declared)} does not have, and they would be lost: "
-            f"{', '.join(more)}. Declare {type_name(actual)} as the type that is taken or replied, "
-            f"or use a {type_name(declared)}"
+            f"{type_name(actual)} has fields that {type_name(declared)} does not have, and which would be lost: "
+            f"{', '.join(more)}. Declare {type_name(actual)} as the type of the message or reply, "
+            f"or pass a {type_name(declared)}"
         )
 
 

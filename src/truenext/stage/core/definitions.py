@@ -235,7 +235,10 @@ class LocalEndpoint(Endpoint[M, R]):
         if self.failure_stage is not None:
             raise DefinitionError(f"{self.name} has an on_failure already: {self.failure_stage.function!r}")
         if any(each.name == FAILURE_STAGE for each in self.stages_in_order):
-            raise DefinitionError(f"{self.name} has a stage {FAILURE_STAGE}: give it another name with name=...")
+            raise DefinitionError(
+                f"{self.name} has a stage named {FAILURE_STAGE} that is not its on_failure: give that stage another "
+                "name with name=..."
+            )
         queue = stage_queue(self.name, FAILURE_STAGE)
         stage = Stage(self, FAILURE_STAGE, queue, function, settings.with_defaults(self.settings))
         stage.handles_failures = True

@@ -41,7 +41,10 @@ def failed_request(stage: Stage, envelope: Envelope, headers: Mapping[str, str])
     Raises: NotDecoded if the message is no failure of a request of this endpoint
     """
     if headers.get(FAILURE) != HANDLED:
-        raise NotDecoded(f"the message in {stage.queue} was sent there: only the broker moves failed messages there")
+        raise NotDecoded(
+            f"the message in {stage.queue} was sent there by a program: only the broker may move failed messages to "
+            "this queue"
+        )
     request, waiting = _request_of(stage, envelope, headers)
     return msgspec.structs.replace(
         envelope,

@@ -261,9 +261,8 @@ class Flow:
         if self._stage.signature.must_reply and not self._continuation:
             name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
-                f"{name} returns {replied}, but it has returned None without a reply or a next stage, so the flow "
-                f"would end here without a reply: return {replied}, or annotate {name} with `-> {replied} | None` if "
-                "the flow may end here"
+                f"{name} must return {replied}, but returned None and neither replied nor continued the flow: return "
+                f"{replied}, or annotate `-> {replied} | None` if the flow may end here"
             )
 
     def _set_continuation(self, action: str) -> None:
@@ -278,11 +277,11 @@ class Flow:
         next_stage, endpoint = self.next_stage, self._stage.endpoint
         if next_stage is None and self._failed_request is not None:
             raise FlowError(
-                f"{endpoint.name} has no stage at {self._failed_request.to}, which waited for the reply: "
-                f"{self._stage.name} cannot {action}"
+                f"{endpoint.name} no longer has the stage {self._failed_request.to} that waits for the reply: "
+                f"{self._stage.name} cannot call {action}"
             )
         if next_stage is None:
-            raise FlowError(f"{self._stage.name} is the last stage of {endpoint.name}: it cannot {action}")
+            raise FlowError(f"{self._stage.name} is the last stage of {endpoint.name}: it cannot call {action}")
         return next_stage
 
     def _state(self) -> msgspec.Raw:

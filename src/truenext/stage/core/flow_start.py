@@ -206,5 +206,5 @@ def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw
     if not isinstance(to, LocalEndpoint):
         return encode_any(state)
     if to.state is None:
-        raise FlowError(f"{to.name} has no state")
+        raise FlowError(f"{to.name} has no state: leave the state out, or define the endpoint with state=...")
     return to.state.encode(state)

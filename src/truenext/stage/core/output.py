@@ -102,7 +102,7 @@ class Output:
 def checked_attachments(attachments: Mapping[str, bytes] | None) -> dict[str, bytes]:
     """Return a copy of the attachments. Raises: FlowError if a name is not a text, or a value is not bytes"""
     if not isinstance(attachments, Mapping | None):
-        raise FlowError(f"attachments is a mapping of names to bytes, not {type(attachments).__name__}")
+        raise FlowError(f"attachments must be a mapping of names to bytes, not {type(attachments).__name__}")
     checked = dict(attachments or {})
     for name, value in checked.items():
         if not (isinstance(name, str) and isinstance(value, bytes)):

@@ -57,11 +57,13 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise DefinitionError(f"{subject} takes *{parameter.name}: a stage must name each parameter")
     positional_count = 1 if state is None else 2
-    expected = "its message" if state is None else "its message and its state"
+    expected = "its message as its first parameter"
+    if state is not None:
+        expected = "its message and its state as its first parameters"
     if len(parameters) < positional_count or any(
         each.kind is each.KEYWORD_ONLY for each in parameters[:positional_count]
     ):
-        raise DefinitionError(f"{subject} must take {expected} first")
+        raise DefinitionError(f"{subject} must take {expected}")
     first = parameters[0]
     if first.name not in hints:
         raise DefinitionError(f"{subject}: annotate {first.name} with the type of the message")
@@ -69,7 +71,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
         second = parameters[1]
         if hints.get(second.name) != state:
             raise DefinitionError(
-                f"{subject} takes its state second: annotate {second.name} with {type_name(state)}, "
+                f"{subject} takes its state as its second parameter: annotate {second.name} with {type_name(state)}, "
                 f"not {type_name(hints.get(second.name))}"
             )
     reply = hints.get("return", NoneType)

@@ -112,8 +112,8 @@ class ExactlyOnceProcessing:
             raise BrokerUnavailable(f"unit {unit.id} of the outbox cannot be sent by this process: {error}") from error
         if not is_sent:
             raise BrokerUnavailable(
-                f"the broker lacks numbers before {unit.number} of producer {unit.producer}: the relay will send unit "
-                f"{unit.id}"
+                f"the broker does not know the COMMITs of producer {unit.producer} before number {unit.number}: the "
+                f"relay will send unit {unit.id}"
             )
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 

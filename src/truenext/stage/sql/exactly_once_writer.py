@@ -130,7 +130,9 @@ class ExactlyOnceWriter:
             except DBAPIError as error:
                 raise _translated(error) from error
             if result.rowcount != 1:
-                raise ProducerLost(f"the producer {number.producer.name} was claimed by another process")
+                raise ProducerLost(
+                    f"the producer {number.producer.name} was claimed by another process; nothing was committed"
+                )
 
 
 def _translated(error: DBAPIError) -> Exception:

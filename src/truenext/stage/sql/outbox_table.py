@@ -331,7 +331,9 @@ class Outbox:
             )
             row = used.first()
             if row is None:
-                raise ProducerLost(f"the producer {producer.name} was claimed by another process")
+                raise ProducerLost(
+                    f"the producer {producer.name} was claimed by another process; nothing was committed"
+                )
             now_ms, others = tuple(row)
             written_ms, unit = combined
             return StoredUnit(id, producer.name, number, unit, now_ms - written_ms, bool(others))

@@ -210,7 +210,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
         seed = connection.execute(before).scalar_one_or_none()
         if seed is not None:
             return str(seed).replace("-", "")
-    raise FlowError("the key was deleted twice while flows began under it: try again")
+    raise FlowError("the key was deleted twice while this transaction read it: try again")
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
@@ -254,4 +254,6 @@ def _clock(connection: Connection) -> ColumnElement[int]:
     try:
         return literal_column(CLOCK[connection.dialect.name])
     except KeyError:
-        raise ConfigurationError(f"the outbox is in PostgreSQL or SQLite, not {connection.dialect.name}") from None
+        raise ConfigurationError(
+            f"the outbox must be in PostgreSQL or SQLite, and the session uses {connection.dialect.name}"
+        ) from None

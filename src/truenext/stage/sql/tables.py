@@ -254,7 +254,7 @@ def apply_schema(url: str) -> tuple[str, list[str]]:
                 # Another process creates them at the same time. 23505: unique_violation, 42P07: duplicate_table.
                 if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in ("23505", "42P07"):
                     raise
-        raise AssertionError("the last time it was raised")
+        raise AssertionError("the last attempt raises its error")
     except (SQLAlchemyError, OSError) as error:
         raise DatabaseUnavailable(f"the tables cannot be created in {address}: {first_line(error)}") from error
     finally:

@@ -33,8 +33,8 @@ be used any more."""
 
 
 class _SqlWork(Generic[S]):
-    """Base class of `AsyncSqlWork` and `ThreadSqlWork`. Its methods never await. So they can run in a thread, and
-    `AsyncSqlWork` can run them in a greenlet of SQLAlchemy."""
+    """SQL session and transaction of one message. Base class of `AsyncSqlWork` and `ThreadSqlWork`. Its methods never
+    await. So they can run in a thread, and `AsyncSqlWork` can run them in a greenlet of SQLAlchemy."""
 
     _session_type: type[S]
 

@@ -221,7 +221,7 @@ class SalvagedCheckpoint:
         for lane in sorted(counts.keys() | found.keys()):
             counted = counts.get(lane, 0)
             if counted != found[lane]:
-                problem = f"{found[lane]} {kind.messages.decode()} exist, {counted} are counted"
+                problem = f"its count says {counted} {kind.messages.decode()}, and {found[lane]} exist"
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:

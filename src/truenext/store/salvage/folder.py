@@ -155,7 +155,7 @@ class Salvage:
             yield message
         for number, expected, found in references.mismatches():
             self.damage_report.add_damage(
-                "contents", f"content {number} has {found} references, {expected} are counted"
+                "contents", f"content {number}: its mark says {expected} references, and {found} were found"
             )
         self._progress.finish()
 
@@ -178,7 +178,10 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest_sequence >= limit:
-            self.damage_report.add_damage(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
+            self.damage_report.add_damage(
+                CHECKPOINT,
+                f"a message has sequence {self.highest_sequence}, but all sequences should be below {limit}",
+            )
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
         """Yield messages of the checkpoint. Messages that the journal has or has removed are skipped."""
@@ -202,7 +205,9 @@ class Salvage:
         number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.unnamed_queues:
             self.unnamed_queues.add(number)
-            self.damage_report.add_damage(message.file, f"queue {number} has messages and no name")
+            self.damage_report.add_damage(
+                message.file, f"the name of queue {number} is lost, and the queue has messages"
+            )
         return message
 
     def _mark_damaged(self, message: SalvagedMessage, problem: str) -> None:

@@ -380,7 +380,7 @@ def _suggestion(command: str, name: str) -> str:
     known = OWN_HEADERS.get(command, ())
     if not known:
         return f"{command} has no header that begins with {OWN_PREFIX}; leave it out"
-    return f"headers of {command} with this beginning: {', '.join(known)}; leave this one out"
+    return f"{OWN_PREFIX} headers of {command} are {', '.join(known)}: correct the name, or leave the header out"
 
 
 def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:

@@ -254,7 +254,9 @@ class FrameInterpreter:
         subscribe, selector, durable_as = parse_subscribe_options(headers, options, destination, subscription)
         subscribe.durable_key = self._durable_key(durable_as)
         if subscribe.durable_key and is_browse:
-            raise RemoteProtocolError("browser:true with a durable subscription: a browser keeps nothing")
+            raise RemoteProtocolError(
+                "browser:true and a durable subscription are both requested: leave out one of them"
+            )
         ack = headers.get("ack", "auto")
         try:
             mode = AckMode(ack)
@@ -266,7 +268,7 @@ class FrameInterpreter:
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and destination.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(
-                f"truenext-express with {address}: express dispatch is for one queue; subscribe to that by its name"
+                f"truenext-express with {address}: express dispatch is for one queue; subscribe to a queue by its name"
             )
         if has_express and mode is not AckMode.INDIVIDUAL:
             raise RemoteProtocolError(
@@ -344,7 +346,8 @@ class FrameInterpreter:
         if next_one is not None:
             if ack.transaction is not None:
                 raise RemoteProtocolError(
-                    "truenext-started on an ACK inside a transaction: its messages count as started; leave it out"
+                    "truenext-started is not allowed on an ACK inside a transaction, whose messages count as started "
+                    "anyway; leave it out"
                 )
             ack.started = Started(*read_ack_id("truenext-started", next_one))
         return ack

@@ -55,7 +55,5 @@ def read_ack_id(what: str, text: str) -> tuple[str, int, int]:
     digits, at, subscription = text.partition("@")
     sequence, dot, dispatch = digits.partition(".")
     if not at or not are_digits(sequence, _DIGITS_MAX) or (dot and not are_digits(dispatch, _DISPATCH_DIGITS)):
-        raise RemoteProtocolError(
-            f"{what} with the id {text[:100]!r}: no MESSAGE has such an ack header; copy the one of the MESSAGE"
-        )
+        raise RemoteProtocolError(f"{what} has the invalid id {text[:100]!r}: copy the ack header of the MESSAGE")
     return subscription, int(sequence), int(dispatch or 0)
