@@ -2324,6 +2324,10 @@ class Oracle:
                 at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
             actual = (seen.attempts, seen.causes, seen.original_causes, seen.is_redelivered)
             expected = (letter.attempts, letter.causes, letter.original_causes, letter.is_flagged)
+            # C26.8
+            was_held = seen.redeliveries if letter.was_held_when_lost is None else int(letter.was_held_when_lost)
+            if seen.redeliveries != max(letter.attempts, was_held):
+                raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
             if not at_least <= seen.deliveries <= at_most or actual != expected:
                 raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
         browse.shown.append(letter)

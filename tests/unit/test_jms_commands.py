@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from sys import maxsize
 from unittest import mock
 
 import pytest
@@ -62,9 +61,9 @@ class Connection:
 class Setup:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        store = MemoryStore()
-        self.engine, _ = recover(store, Policies(), memory_limit=maxsize, history=None)
-        self.broker = Broker(self.engine, store, self.loop)
+        self.store = MemoryStore()
+        self.engine, _ = recover(self.store, Policies())
+        self.broker = Broker(self.engine, self.store, self.loop)
         self.loop.run_until_complete(self.broker.start())
         self.jms = Connection(self.broker, Login(is_jms_client=True))
         self.plain = Connection(self.broker, Login())
@@ -177,6 +176,18 @@ def test_producers_are_forgotten_by_command_and_with_their_connection(setup: Set
     again.execute(send)
     setup.plain.execute(plain)
     assert not send.is_repeat and plain.is_repeat
+
+
+def test_numbers_of_jms_producers_outlive_a_restart(setup: Setup) -> None:
+    # C26.10
+    send = Send(parse_address("/queue/q", ""), SentMessage(4, True, 0, b"", b""), producer="p", number=7)
+    setup.jms.execute(send)
+    setup.loop.run_until_complete(setup.broker.stop())
+    engine, _ = recover(setup.store, Policies())
+    session = engine.commands.connect("again")
+    engine.commands.log_in(session, Login(is_jms_client=True))
+    engine.commands.send(session, send)
+    assert send.is_repeat
 
 
 def test_temporary_queue_is_made_and_removed(setup: Setup) -> None:
