@@ -521,10 +521,10 @@ def test_jms_producers_are_forgotten_after_a_week(monkeypatch: pytest.MonkeyPatc
     jms = producers.client.session
     producers.send(jms, "p", 5)
     producers.commit_state.tick(PRODUCER_RETENTION_MS * 1000, 0)
-    producers.client.write()
+    producers.client.engine.state.jms_producers.forget_old()
     assert producers.send(jms, "p", 5)
     producers.commit_state.tick(2 * PRODUCER_RETENTION_MS * 1000 + 1000, 0)
-    producers.client.write()
+    producers.client.engine.state.jms_producers.forget_old()
     assert not producers.send(jms, "p", 5)
 
 

@@ -7,10 +7,11 @@ from unittest import mock
 import pytest
 
 from truenext.broker.access import COMMAND_CHECKS, ForbiddenError
-from truenext.broker.broker import Broker
+from truenext.broker.broker import CHECK_INTERVAL_S, Broker
 from truenext.broker.recovery import recover
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Entry
+from truenext.engine.writing import producers as producers_module
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
     Abort,
@@ -188,6 +189,18 @@ def test_numbers_of_jms_producers_outlive_a_restart(setup: Setup) -> None:
     engine.commands.log_in(session, Login(is_jms_client=True))
     engine.commands.send(session, send)
     assert send.is_repeat
+
+
+def test_old_jms_producers_are_forgotten_by_the_check_of_each_second(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # C18.5
+    monkeypatch.setattr(producers_module, "PRODUCER_RETENTION_MS", -1)
+    send = Send(parse_address("/queue/q", ""), SentMessage(4, True, 0, b"", b""), producer="p", number=7)
+    setup.jms.execute(send)
+    setup.loop.run_until_complete(asyncio.sleep(CHECK_INTERVAL_S + 0.1))
+    setup.jms.execute(send)
+    assert not send.is_repeat
 
 
 def test_temporary_queue_is_made_and_removed(setup: Setup) -> None:
