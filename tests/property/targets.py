@@ -109,6 +109,7 @@ from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn, TurnDispat
 from truenext.engine.writing import entries as entries_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import (
     dereference_content,
     introduce_queue,
@@ -120,7 +121,7 @@ from truenext.engine.writing.entries import (
 )
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
-from truenext.engine.writing.producers import ProducerRegistry
+from truenext.engine.writing.producers import JmsProducerRegistry, ProducerRegistry
 from truenext.model import record as record_module
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
@@ -303,6 +304,12 @@ IS_REPEAT = Target(Sending.is_repeat, Sending)
 FAIL = Target(Settlement.fail, Settlement)
 REQUEUE = Target(Settlement.requeue, Settlement)
 END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
+REQUEUE_DELIVERED = Target(Subscribing.requeue_delivered, Subscribing)
+SEQUENCES_UP_TO = Target(BrokerConsumer.sequences_up_to, BrokerConsumer)
+TAKE_KEPT = Target(Acknowledging.take_kept, Acknowledging)
+FORGET_JMS_PRODUCER_EARLY = Target(JmsProducerRegistry._forget_early, JmsProducerRegistry)
+LONGEST_UNUSED_JMS_PRODUCER = Target(JmsProducerRegistry._oldest_dispensable, JmsProducerRegistry)
+PRODUCERS_OF = Target(EngineState.producers_of, EngineState)
 END_DELAY = Target(Settlement.end_delay, Settlement)
 DEAD_LETTER_EXHAUSTED = Target(Settlement.dead_letter_exhausted, Settlement)
 MAKE_DEAD_LETTER = Target(make_dead_letter, outcomes_module)

@@ -35,10 +35,20 @@ from truenext.model.commands import (
 )
 from truenext.model.destination import Destination, DestinationKind, parse_address
 from truenext.model.disk_level import DiskLevel
-from truenext.model.limits import PRODUCER_RETENTION_MS_MIN, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX, WINDOW_MAX
+from truenext.model.limits import (
+    PRODUCER_RETENTION_MS,
+    PRODUCER_RETENTION_MS_MIN,
+    SUBSCRIPTIONS_MAX,
+    TRANSACTIONS_MAX,
+    WINDOW_MAX,
+)
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy
 from truenext.model.selector import compile_selector
+from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.protocol import Side, StompProtocol
+from truenext.wire.stomp.replies import ReplyEncoder
+from truenext.wire.stomp.request_shapes import REQUEST_SHAPES
 
 JMS = Login(is_jms_client=True)
 
@@ -400,6 +410,23 @@ def test_ends_that_are_no_loss_do_not_raise_the_counter() -> None:
     assert {entry.redelivery_count for entry in entries} == {0} and all(entry.deliveries > 1 for entry in entries[:1])
 
 
+def test_stomp_client_is_told_of_lost_attempts_alone() -> None:
+    # C10.10
+    client = Client()
+    client.consume()
+    client.send(2)
+    entries = client.dispatch()
+    client.engine.commands.disconnect(client.session, is_exempt=False)
+    replies = ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), "")
+    replies.on_connected(Version.V1_2, Login(number=1))
+    replies.add_subscription("c", AckMode.INDIVIDUAL, has_id=True, has_pattern=False)
+    parts: list[bytes] = []
+    replies.encode_deliveries("c", entries, parts)
+    frames = b"".join(parts).split(b"MESSAGE\n")[1:]
+    assert [b"truenext-lost:true\n" in frame for frame in frames] == [True, False]
+    assert [entry.was_lost for entry in entries] == [True, True]
+
+
 def test_lost_connection_in_auto_mode_does_not_raise_the_counter() -> None:
     client = Client()
     destination = parse_address("/queue/q", "")
@@ -489,29 +516,34 @@ def test_jms_producers_are_restored_apart(monkeypatch: pytest.MonkeyPatch) -> No
     assert not again.send(jms, "mill\0p", 1)
 
 
+def test_jms_producers_are_forgotten_after_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
+    producers = Producers(monkeypatch)
+    jms = producers.client.session
+    producers.send(jms, "p", 5)
+    producers.commit_state.tick(PRODUCER_RETENTION_MS * 1000, 0)
+    producers.client.engine.state.jms_producers.forget_old()
+    assert producers.send(jms, "p", 5)
+    producers.commit_state.tick(2 * PRODUCER_RETENTION_MS * 1000 + 1000, 0)
+    producers.client.engine.state.jms_producers.forget_old()
+    assert not producers.send(jms, "p", 5)
+
+
+def test_clean_stop_stores_jms_producers_of_transient_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    producers = Producers(monkeypatch)
+    jms, engine = producers.client.session, producers.client.engine
+    message = SentMessage(4, False, 0, b"", b"")
+    engine.commands.send(jms, Send(parse_address("/queue/q", ""), message, producer="p", number=5))
+    engine.commands.connecting.stop()
+    stored = [name for batch in engine.lifespan.final_batches() for name in batch.producers]
+    assert stored == ["\0p"]
+
+
 # ---- Selectors (C26.12) ----
 
 
-@pytest.mark.parametrize(
-    ("header", "selector", "expected"),
-    [
-        (b"destination:/queue/a\n", "JMSDestination = 'queue://a'", True),
-        (b"destination:/topic/a\n", "JMSDestination = 'queue://a'", False),
-        (b"destination:/queue/a,/topic/b\n", "JMSDestination LIKE '%topic://b'", True),
-        (b"x:1\n", "JMSDestination IS NULL", True),
-        (
-            b"destination:/queue/DLQ.a\ntruenext-original-destination:/queue/a\n",
-            "JMSDestination IN ('queue://a')",
-            True,
-        ),
-        (b"destination:/queue/a\nJMSMessageID:x\n", "JMSMessageID = 'x'", False),
-        (b"destination:/queue/a\n", "JMSMessageID IS NULL", True),
-    ],
-)
-def test_selector_by_destination_or_message_id(header: bytes, selector: str, expected: bool) -> None:
-    compiled = compile_selector(selector)
-    assert compiled.matches(SentMessage(4, True, 0, header, b"")) is expected
-    assert compiled.required is None
+def test_selector_converts_the_header_of_a_stomp_message() -> None:
+    message = SentMessage(4, True, 0, b"weight:3\n", b"")
+    assert compile_selector("weight > 2.5").matches(message) and compile_selector("weight = '3'").matches(message)
 
 
 # ---- Temporary destinations (C26.13, C26.14) ----

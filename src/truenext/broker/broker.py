@@ -380,6 +380,7 @@ class Broker:
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)
         self._engine.remove_unused_queues()
+        self._engine.state.jms_producers.forget_old()
         end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)

@@ -85,7 +85,6 @@ class Engine:
     def take_batch(self) -> Batch | None:
         """Close and return the gathering batch, to be made durable; None if it is empty and nothing waits for it."""
         self.state.producers.forget_old()
-        self.state.jms_producers.forget_old()
         commit_state = self.state.commit_state
         return commit_state.close_batch() if commit_state.has_batch else None
 

@@ -102,9 +102,6 @@ def encode_header_lines(headers: dict[str, str]) -> bytes:
 _GROUP = b"JMSXGroupID:"
 _GROUP_SEQUENCE = b"JMSXGroupSeq:"
 _REPLY_TO = b"reply-to:"
-_DESTINATION = b"destination:"
-_ORIGINAL_DESTINATION = b"truenext-original-destination:"
-_JMS_PARTS = re.compile(r"^/(?:remote-)?(queue|topic|temp-queue|temp-topic)/")
 
 
 def group_of(header: bytes) -> str:
@@ -123,17 +120,6 @@ def reply_to_of(header: bytes) -> str:
     '/queue/b'
     """
     return _value(header, _REPLY_TO)
-
-
-def jms_destination_of(header: bytes) -> str | None:
-    r"""Return the destination to which a message was first sent, as JMS writes it; None if it is not known.
-
-    >>> jms_destination_of(b"destination:/queue/a,/topic/b\n")
-    'queue://a,topic://b'
-    """
-    address = _value(header, _ORIGINAL_DESTINATION) or _value(header, _DESTINATION)
-    parts = [_JMS_PARTS.sub(r"\1://", part.strip()) for part in address.split(",")]
-    return ",".join(parts) or None
 
 
 def closes_group(header: bytes) -> bool:

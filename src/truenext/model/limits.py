@@ -230,7 +230,8 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 # ---- Subscriptions ----
 
 SUBSCRIPTIONS_MAX = 1000
-"""Subscriptions of one connection, and temporary queues that it owns.
+"""Subscriptions of one connection, and temporary queues that it owns. A JMS client's temporary topics count with its
+temporary queues.
 
 Exceeded: `this connection has {SUBSCRIPTIONS_MAX} subscriptions, the most allowed: end some, or open another connection`
 """  # noqa: E501
@@ -422,7 +423,8 @@ Exceeded: `use a transaction that first acknowledges messages, of at least as ma
 # ---- Producers with numbers ----
 
 PRODUCERS_MAX = 100_000
-"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use.
+"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use. As many producers
+of JMS clients are remembered beside these; for one more, the longest unused of them is forgotten without an error.
 
 Exceeded: `there are {PRODUCERS_MAX} producers with numbers, the most allowed`
 """

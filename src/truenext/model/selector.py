@@ -13,26 +13,26 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from sys import getsizeof
 from types import BuiltinMethodType, CellType, FunctionType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, jms_destination_of, unescape
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
+from truenext.model.loose_fields import encode_modified_utf8
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
     compared_bytes,
-    header_lines,
+    destination_as_sent,
     jms_headers,
     message_id,
-    openwire_destination,
     selector_values,
 )
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
-    HEADER_PROPERTIES,
     HYPHENATED,
     MESSAGE_PROPERTIES,
     PRIORITY,
@@ -42,9 +42,8 @@ from truenext.model.selector_grammar import (
     compile_condition,
     conjuncts,
 )
-from truenext.model.values import Value
+from truenext.model.values import HEADER_PROPERTIES, Value
 
-_DESTINATION = "JMSDestination"
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
     # The producer's time if it has stated one.
@@ -52,13 +51,13 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
         jms_headers(message).timestamp_ms if message.form == OPENWIRE_FORM else message.arrived_ms
     ),
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
-    _DESTINATION: lambda message: (
-        openwire_destination(message) if message.form == OPENWIRE_FORM else jms_destination_of(message.header)
+    "JMSDestination": lambda message: (
+        None if (destination := destination_as_sent(message)) is None else destination.qualified
     ),
-    # Only JMS clients give their messages an id.
+    # The id of a message of a STOMP client depends on its queue, and is unknown here.
     "JMSMessageID": lambda message: message_id(message) if message.form == OPENWIRE_FORM else None,
 }
-"""Properties that are not found in a message's header lines by a name."""
+"""Properties that are not in a message's header lines."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
@@ -101,7 +100,7 @@ class HeaderProperty(NamedTuple):
     selector needs an escape."""
 
     name: str
-    """Name in the header lines."""
+    """Name in the selector."""
     first_start: bytes
     """First bytes of the property's line, if it is the first line."""
     line_start: bytes
@@ -114,7 +113,7 @@ class HeaderProperty(NamedTuple):
         """Return the property that a selector calls by this name."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
-        return cls(header_name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
+        return cls(name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
     def value_in(self, header: bytes) -> str | None:
         """Return the value of the property in a message's header lines; None if the message lacks the property."""
@@ -132,16 +131,23 @@ class HeaderProperty(NamedTuple):
         """Return the property of a message of either form if it is a text, else None."""
         if message.form != OPENWIRE_FORM:
             return self.value_in(message.header)
-        value = self.select(selector_values(message), message)
+        value = self.select(selector_values(message, _names_of(self)))
         return value if isinstance(value, str) else None
 
-    def select(self, values: dict[str, Value], message: SentMessage) -> Value:
+    def select(self, values: dict[str, Value]) -> Value:
         """Return the property's value among those of a message in OpenWire form."""
-        if self.name in values:
-            return values[self.name]
-        if self.name == "content-length":
-            return self.value_in(header_lines(message))
-        return None if self.fallback is None else self.fallback.select(values, message)
+        value = values.get(self.name)
+        return self.fallback.select(values) if value is None and self.fallback is not None else value
+
+    def names(self) -> dict[bytes, str]:
+        """Return the names that `select` looks for, by their modified UTF-8."""
+        names = {} if self.fallback is None else self.fallback.names()
+        return {encode_modified_utf8(self.name): self.name, **names}
+
+
+@lru_cache(maxsize=1024)
+def _names_of(one: HeaderProperty) -> dict[bytes, str]:
+    return one.names()
 
 
 def _with_hyphens(name: str) -> str:
@@ -156,6 +162,7 @@ class Selector:
         "_accessors",
         "_header_name_by_property",
         "_lookups",
+        "_names",
         "_properties",
         "_test",
         "base_ns",
@@ -174,6 +181,7 @@ class Selector:
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
         self._properties = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
+        self._names = {key: name for _, one in self._properties for key, name in one.names().items()}
         self._lookups = self._properties if len(self._properties) <= _LOOKUPS_MAX else []
         self.ranks = _ranks(part)
         """Ranks of messages that can match. Messages of other ranks need not be tested."""
@@ -183,11 +191,7 @@ class Selector:
         selector has no such condition."""
         self.base_ns = BASE_NS + LEAF_NS * part.leaves
         """Longest time of a comparison in nanoseconds, without the part that depends on the message."""
-        lookups = len(self._lookups) or DECODING_LOOKUPS
-        if _DESTINATION in part.names:
-            # The header lines are searched for the destination, and for that of a dead letter before it failed.
-            lookups += 2
-        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * lookups)
+        self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
         """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
             text,
@@ -195,6 +199,7 @@ class Selector:
             self._accessors,
             self._header_name_by_property,
             self._properties,
+            self._names,
             self.ranks,
             self.required,
         )
@@ -208,11 +213,11 @@ class Selector:
         values: dict[str, Value] = {}
         for name, get in self._accessors:
             values[name] = get(message)
-        if message.form == OPENWIRE_FORM:
+        if message.form:
             if self._properties:
-                typed = selector_values(message)
+                typed = selector_values(message, self._names)
                 for name, lookup in self._properties:
-                    values[name] = lookup.select(typed, message)
+                    values[name] = lookup.select(typed)
             return self._test(values) is True
         header = message.header
         for name, lookup in self._lookups:

@@ -94,14 +94,8 @@ CONVERTED = "convert_string_expressions:"
 _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
-MESSAGE_PROPERTIES = {
-    PRIORITY: "number",
-    "JMSTimestamp": "number",
-    "JMSDeliveryMode": "text",
-    "JMSDestination": "text",
-    "JMSMessageID": "text",
-}
-"""Kinds of the properties that are not found in a message's header lines by a name, by name."""
+MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+"""Kinds of the properties that are not in a message's header lines, by name."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
 """Name in the header lines, for each property that has another name in JMS."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
