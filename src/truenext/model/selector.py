@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from sys import getsizeof
 from types import BuiltinMethodType, CellType, FunctionType
 from typing import NamedTuple
@@ -21,11 +22,11 @@ from weakref import WeakValueDictionary
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
+from truenext.model.loose_fields import encode_modified_utf8
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
     compared_bytes,
     destination_as_sent,
-    header_lines,
     jms_headers,
     message_id,
     selector_values,
@@ -131,16 +132,23 @@ class HeaderProperty(NamedTuple):
         """Return the property of a message of either form if it is a text, else None."""
         if message.form != OPENWIRE_FORM:
             return self.value_in(message.header)
-        value = self.select(selector_values(message), message)
+        value = self.select(selector_values(message, _names_of(self)))
         return value if isinstance(value, str) else None
 
-    def select(self, values: dict[str, Value], message: SentMessage) -> Value:
+    def select(self, values: dict[str, Value]) -> Value:
         """Return the property's value among those of a message in OpenWire form."""
-        if self.name in values:
-            return values[self.name]
-        if self.name == "content-length":
-            return self.value_in(header_lines(message))
-        return None if self.fallback is None else self.fallback.select(values, message)
+        value = values.get(self.name)
+        return self.fallback.select(values) if value is None and self.fallback is not None else value
+
+    def names(self) -> dict[bytes, str]:
+        """Return the names that `select` looks for, by their modified UTF-8."""
+        names = {} if self.fallback is None else self.fallback.names()
+        return {encode_modified_utf8(self.name): self.name, **names}
+
+
+@lru_cache(maxsize=1024)
+def _names_of(one: HeaderProperty) -> dict[bytes, str]:
+    return one.names()
 
 
 def _with_hyphens(name: str) -> str:
@@ -155,6 +163,7 @@ class Selector:
         "_accessors",
         "_header_name_by_property",
         "_lookups",
+        "_names",
         "_properties",
         "_test",
         "base_ns",
@@ -173,6 +182,7 @@ class Selector:
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
         self._properties = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
+        self._names = {key: name for _, one in self._properties for key, name in one.names().items()}
         self._lookups = self._properties if len(self._properties) <= _LOOKUPS_MAX else []
         self.ranks = _ranks(part)
         """Ranks of messages that can match. Messages of other ranks need not be tested."""
@@ -190,6 +200,7 @@ class Selector:
             self._accessors,
             self._header_name_by_property,
             self._properties,
+            self._names,
             self.ranks,
             self.required,
         )
@@ -203,11 +214,11 @@ class Selector:
         values: dict[str, Value] = {}
         for name, get in self._accessors:
             values[name] = get(message)
-        if message.form == OPENWIRE_FORM:
+        if message.form:
             if self._properties:
-                typed = selector_values(message)
+                typed = selector_values(message, self._names)
                 for name, lookup in self._properties:
-                    values[name] = lookup.select(typed, message)
+                    values[name] = lookup.select(typed)
             return self._test(values) is True
         header = message.header
         for name, lookup in self._lookups:
