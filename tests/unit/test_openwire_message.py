@@ -473,6 +473,7 @@ TYPED = sent(
         none=TypedValue(Tag.NULL, None),
         data=TypedValue(Tag.BYTES, b"5"),
         priority=text_value("high"),
+        type=text_value("own"),
     ),
 )
 TYPED.header = b"truenext-original-attempts:3\n"
@@ -512,6 +513,9 @@ TYPED.header = b"truenext-original-attempts:3\n"
         ("JMSPriority = 6", True),
         ("JMSType = 't' AND JMSCorrelationID = '7'", True),
         ("JMSCorrelationID = 7", False),
+        ("type = 'own' AND JMSType <> type", True),
+        ("correlation_id = '7'", True),
+        ("JMSXGroupSeq < 1", True),
         ("JMSTimestamp = 123", True),
         ("JMSXGroupID = 'g'", True),
         ("JMSDestination = 'queue://orders'", True),

@@ -65,7 +65,7 @@ from truenext.model.loose_fields import (
 )
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.numerals import are_digits
-from truenext.model.values import TypedText, Value
+from truenext.model.values import HEADER_PROPERTIES, TypedText, Value
 
 PLAIN, BYTES, MAP, OBJECT, STREAM, TEXT = range(23, 29)
 """Type numbers of messages."""
@@ -94,7 +94,8 @@ _NEVER_LINES = _RESERVED | HOP_BY_HOP_HEADERS | ADDED_HEADERS
 _NO_TEXT = frozenset({Tag.NULL, Tag.BYTES, Tag.MAP, Tag.LIST})
 """Types of properties that have no text."""
 
-_RESERVED_OR_TYPE = _RESERVED | {"type"}
+_LINES = _RESERVED | {"type"} | HEADER_PROPERTIES.keys()
+"""Names in selectors that are no properties, if the message has no property of this name."""
 _SIZES = {
     **dict.fromkeys((Tag.NULL,), 0),
     **dict.fromkeys((Tag.BOOLEAN, Tag.BYTE), 1),
@@ -321,7 +322,8 @@ def window_bytes(message: SentMessage) -> int:
     # Content and properties without presence and length.
     fields: int = len(message.body) - content_at
     is_there = (message.body[content_at] != 0) + (message.body[content_end] != 0)
-    return _MESSAGE_BYTES + fields - 2 - _INT.size * is_there
+    size: int = _MESSAGE_BYTES + fields - 2 - _INT.size * is_there
+    return size
 
 
 # ---- As STOMP ----
@@ -475,13 +477,12 @@ def selector_values(message: SentMessage, names: Mapping[bytes, str]) -> dict[st
     values = _typed_properties(message, names)
     if len(values) < len(names):
         missing = [name for name in names.values() if name not in values]
-        if message.header or not _RESERVED_OR_TYPE.isdisjoint(missing):
+        if message.header or not _LINES.isdisjoint(missing):
             lines = _reserved_lines(message)
             for name in missing:
-                text = lines.get(name)
+                text = lines.get(HEADER_PROPERTIES.get(name, name))
                 if text is not None:
-                    # Those two are JMSCorrelationID and JMSType.
-                    values[name] = TypedText(text) if name in ("correlation-id", "type") else text
+                    values[name] = TypedText(text) if name in HEADER_PROPERTIES else text
     return values
 
 

@@ -33,7 +33,6 @@ from truenext.model.openwire_message import (
 )
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
-    HEADER_PROPERTIES,
     HYPHENATED,
     MESSAGE_PROPERTIES,
     PRIORITY,
@@ -43,7 +42,7 @@ from truenext.model.selector_grammar import (
     compile_condition,
     conjuncts,
 )
-from truenext.model.values import Value
+from truenext.model.values import HEADER_PROPERTIES, Value
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
@@ -101,7 +100,7 @@ class HeaderProperty(NamedTuple):
     selector needs an escape."""
 
     name: str
-    """Name in the header lines."""
+    """Name in the selector."""
     first_start: bytes
     """First bytes of the property's line, if it is the first line."""
     line_start: bytes
@@ -114,7 +113,7 @@ class HeaderProperty(NamedTuple):
         """Return the property that a selector calls by this name."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
-        return cls(header_name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
+        return cls(name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
     def value_in(self, header: bytes) -> str | None:
         """Return the value of the property in a message's header lines; None if the message lacks the property."""

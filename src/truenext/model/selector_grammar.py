@@ -29,7 +29,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
 from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
-from truenext.model.values import Value
+from truenext.model.values import HEADER_PROPERTIES, Value
 
 Values = Mapping[str, Value]
 """Properties of one message, by name. A property that is None, or missing, is unknown."""
@@ -102,8 +102,6 @@ MESSAGE_PROPERTIES = {
     "JMSMessageID": "text",
 }
 """Kinds of the properties that are not in a message's header lines, by name."""
-HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""Name in the header lines, for each property that has another name in JMS."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
