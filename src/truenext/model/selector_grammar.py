@@ -29,7 +29,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
 from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
-from truenext.model.values import Value
+from truenext.model.values import HEADER_PROPERTIES, Value
 
 Values = Mapping[str, Value]
 """Properties of one message, by name. A property that is None, or missing, is unknown."""
@@ -94,10 +94,14 @@ CONVERTED = "convert_string_expressions:"
 _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
-MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+MESSAGE_PROPERTIES = {
+    PRIORITY: "number",
+    "JMSTimestamp": "number",
+    "JMSDeliveryMode": "text",
+    "JMSDestination": "text",
+    "JMSMessageID": "text",
+}
 """Kinds of the properties that are not in a message's header lines, by name."""
-HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""Name in the header lines, for each property that has another name in JMS."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
@@ -447,6 +451,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     is its position, for an error."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
+    are_properties = not kinds
     if len(kinds) > 1:
         is_sum = any(part.kind == "number" and part.names and not part.is_name for part in (left, right))
         hint = " (for a name with a hyphen write hyphenated_props: before the whole selector)" if is_sum else ""
@@ -455,7 +460,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     if not is_equality and kind != "number":
         raise SelectorError(at, f"{sign} is for numbers, not for a {kind},")
     compare, first, second = _OPERATORS[sign], left.test, right.test
-    if kind == "text" and (sign == "<>" or not kinds):
+    if are_properties and is_equality:
         compare = _differ if sign == "<>" else _are_equal
     as_first, as_second = (None if part.kind == kind else _CONVERSIONS[kind] for part in (left, right))
 
@@ -469,6 +474,12 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
             other = as_second(other)
         return one is not None and other is not None and compare(one, other)
 
+    def differ(values: Values) -> bool | None:
+        one, other = first(values), second(values)
+        if one is None or other is None:
+            return None
+        return isinstance(one, str) and isinstance(other, str) and one != other
+
     one_of = None
     if sign == "=" and kind == "text":
         for part, other in ((left, right), (right, left)):
@@ -476,7 +487,8 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
                 (name,) = part.names
                 one_of = (name, frozenset([str(other.test({}))]))
     form = (str(sign), _operand_form(left), _operand_form(right))
-    return _combine([left, right], "truth", test, form)._replace(one_of=one_of)
+    is_text_inequality = sign == "<>" and kind == "text" and not are_properties
+    return _combine([left, right], "truth", differ if is_text_inequality else test, form)._replace(one_of=one_of)
 
 
 def _number(value: Value) -> int | float | None:

@@ -1,6 +1,9 @@
-"""Values that selectors compare."""
+"""Values that selectors compare, and their names."""
 
 Value = str | int | float | bool | None
+
+HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
+"""Name in the header lines, for each property that has another name in JMS."""
 
 
 class TypedText(str):

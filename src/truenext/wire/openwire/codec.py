@@ -82,7 +82,7 @@ _Known = TypeVar("_Known", bound=Structure)
 
 
 class ProducedMessage(msgspec.Struct, gc=False):
-    """Message of a producer, with what the broker must know to send it."""
+    """Message of a producer, with the fields that its session needs."""
 
     command_id: int
     response_required: bool
@@ -112,11 +112,10 @@ class _ProducerBytes(NamedTuple):
 
 
 class Decoder:
-    """Decoder of what the client of one connection sends."""
+    """Decoder of the bytes that the client of one connection sends."""
 
     __slots__ = (
         "_fault",
-        "_frame_bytes_max",
         "_known",
         "_login_bytes",
         "_missing_bytes",
@@ -127,8 +126,7 @@ class Decoder:
         "pending",
     )
 
-    def __init__(self, frame_bytes_max: int = OPENWIRE_FRAME_BYTES_MAX) -> None:
-        self._frame_bytes_max = frame_bytes_max
+    def __init__(self) -> None:
         self.pending = bytearray()
         """Beginning of an incomplete frame. This is always the same object; a caller that stops reading may clear
         it."""
@@ -179,7 +177,7 @@ class Decoder:
         start = 0
         if not self._was_opened:
             self._check_opening(data)
-        is_connected, frame_bytes_max = self.is_connected, self._frame_bytes_max
+        is_connected, frame_bytes_max = self.is_connected, OPENWIRE_FRAME_BYTES_MAX
         while True:
             at = start + _SIZE.size
             if at > size:
@@ -227,8 +225,8 @@ class Decoder:
     def _check_size(self, frame_bytes: int) -> None:
         if not frame_bytes:
             raise malformed("OpenWire frame without a type")
-        if not 0 < frame_bytes <= self._frame_bytes_max:
-            raise malformed(f"OpenWire frame of {frame_bytes} bytes; at most {self._frame_bytes_max}")
+        if not 0 < frame_bytes <= OPENWIRE_FRAME_BYTES_MAX:
+            raise malformed(f"OpenWire frame of {frame_bytes} bytes; at most {OPENWIRE_FRAME_BYTES_MAX}")
         if not self.is_connected and self._login_bytes + frame_bytes > LOGIN_BYTES_MAX:
             raise malformed(f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete")
 

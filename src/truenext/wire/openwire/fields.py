@@ -31,7 +31,7 @@ Write = Callable[[Any], bytes]
 
 
 class Layout(NamedTuple):
-    """How the structures of one class are read and written, field by field."""
+    """Functions that read and write the fields of one class of structures."""
 
     make: type[Structure]
     readers: tuple[Read, ...]

@@ -20,7 +20,7 @@ _INACTIVITY = "MaxInactivityDuration"
 
 
 class Negotiated(NamedTuple):
-    """What both sides of a connection have agreed on."""
+    """Properties of a connection on which both sides have agreed."""
 
     keep_alive_ms: int
     """Time after which a silent side is taken for lost; 0 is never. After a third of it without another frame, a side
@@ -32,7 +32,7 @@ class Negotiated(NamedTuple):
 
 
 def encode_wire_format_info(inactivity_ms: int = INACTIVITY_MS) -> bytes:
-    """Return the frame with what the broker offers."""
+    """Return the frame with the broker's offer."""
     properties = {
         "CacheEnabled": TypedValue(Tag.BOOLEAN, False),
         "TightEncodingEnabled": TypedValue(Tag.BOOLEAN, False),
