@@ -246,8 +246,8 @@ def of_a_composite_reply_to_only_the_first_part_is_checked(patch: Patch) -> None
         patch,
         ReplyRights,
         "_check_reply_to",
-        "in _named_in_reply_to(send.message.header):",
-        "in _named_in_reply_to(send.message.header)[:1]:",
+        "in _named_in(reply_to_address(send.message)):",
+        "in _named_in(reply_to_address(send.message))[:1]:",
     )
 
 
@@ -296,7 +296,7 @@ def a_dispatch_gives_no_right_to_reply(patch: Patch) -> None:
 
 
 def of_a_composite_reply_to_only_the_first_part_gives_a_right(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_rights", "in _named_in_reply_to(header):", "in _named_in_reply_to(header)[:1]:")
+    _change(patch, ReplyRights, "_give_rights", "in _named_in(reply_to):", "in _named_in(reply_to)[:1]:")
 
 
 def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) -> None:

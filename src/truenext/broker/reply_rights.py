@@ -3,7 +3,7 @@
     dispatch    gives the user the right to reply to the temporary queues and topics that the message's reply-to names
     SEND        needs this right if it goes to a temporary queue or topic of another user, or its reply-to names one
 
-Dispatch and check use the same function, `_named_in_reply_to`. So they agree on which queues a reply-to names. Ids of
+Dispatch and check use the same function, `_named_in`. So they agree on which queues a reply-to names. Ids of
 connections are never used again: a queue that a message of an earlier run of the broker names no longer exists.
 """
 
@@ -28,8 +28,8 @@ from truenext.model.destination import (
     DestinationKind,
 )
 from truenext.model.grants import User
-from truenext.model.header_lines import reply_to_of
 from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
+from truenext.model.openwire_message import has_reply_to, reply_to_address
 
 _ADDRESS_BYTES = 400
 """Memory for each temporary queue or topic to which users may reply, without its address and its users."""
@@ -48,14 +48,12 @@ _NOWHERE = Destination(DestinationKind.TEMPORARY, "/")
 """Temporary queue of no connection: a message to it is dropped, as if its connection had ended (C25.5)."""
 
 
-def _named_in_reply_to(header: bytes) -> Iterable[tuple[str, str]]:
-    r"""Return the temporary queues and topics that the reply-to in these header lines names: the address of each, and
-    the id of its connection.
+def _named_in(text: str) -> Iterable[tuple[str, str]]:
+    r"""Return the temporary queues and topics that a reply-to names: the address of each, and the id of its connection.
 
-    >>> _named_in_reply_to(b"reply-to:/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c\n")
+    >>> _named_in("/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c")
     [('/remote-temp-queue/1f/b', '1f'), ('/remote-temp-topic/1f/c', '1f')]
     """
-    text = reply_to_of(header)
     if REMOTE_PREFIX not in text or text.count(",") >= COMPOSITE_MAX:
         return ()
     found: list[tuple[str, str]] = _find_named(text)
@@ -114,7 +112,7 @@ class ReplyRights:
             send.destination = replace(destination, parts=parts)
 
     def _check_reply_to(self, user: User, send: Send) -> None:
-        for address, session_id in _named_in_reply_to(send.message.header):
+        for address, session_id in _named_in(reply_to_address(send.message)):
             owner = self._sessions.get(session_id)
             if owner is None:
                 continue
@@ -168,16 +166,18 @@ class ReplyRights:
         for consumer, entries in deliveries.items():
             for entry in entries:
                 message = entry.message
-                if message is not None and _REMOTE_PREFIX in message.header:
+                if message is not None and (
+                    _REMOTE_PREFIX in message.header or (message.form and has_reply_to(message))
+                ):
                     # The copies of a message to a topic are one object.
                     users = users_by_message.setdefault(id(message), set())
                     name = self._user_name(consumer.session)
                     if name not in users:
                         users.add(name)
-                        self._give_rights(name, message.header)
+                        self._give_rights(name, reply_to_address(message))
 
-    def _give_rights(self, user: str, header: bytes) -> None:
-        for address, session_id in _named_in_reply_to(header):
+    def _give_rights(self, user: str, reply_to: str) -> None:
+        for address, session_id in _named_in(reply_to):
             repliers = self._repliers.get(session_id)
             if repliers is None or repliers.owner == user or repliers.may_reply(user, address):
                 continue

@@ -46,6 +46,7 @@ from truenext.model.header_lines import (
     SCHEDULE_PREFIX,
     decode_header_lines,
     encode_header_lines,
+    reply_to_of,
 )
 from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MAP_VALUES_MAX
 from truenext.model.loose_fields import (
@@ -274,6 +275,20 @@ def closes_group(message: SentMessage) -> bool:
     """Return whether the dispatch of a message in OpenWire form closes its group (C5.4)."""
     headers = jms_headers(message)
     return headers.group is not None and headers.group_sequence < 0
+
+
+def reply_to_address(message: SentMessage) -> str:
+    """Return the address of the reply-to of a message of either form; "" if it has none."""
+    if message.form != OPENWIRE_FORM:
+        return reply_to_of(message.header)
+    reply_to = jms_headers(message).reply_to if has_reply_to(message) else None
+    return "" if reply_to is None else reply_to.address
+
+
+def has_reply_to(message: SentMessage) -> bool:
+    """Return whether a message in OpenWire form has a reply-to."""
+    group_end: int = BODY_HEAD.unpack_from(message.body)[6]
+    return message.body[group_end] != 0
 
 
 def message_id(message: SentMessage) -> str:

@@ -22,6 +22,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.destination import Destination, virtual_topic
 from truenext.model.limits import TOPIC_SUBSCRIPTIONS_MAX
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import compared_bytes
 from truenext.model.pattern import is_pattern, matches
 from truenext.model.selector import Selector, compile_stored_selector
 
@@ -177,11 +178,12 @@ class TopicRouter:
     def cost_ns(self, topic: str, message: SentMessage) -> int:
         """Return an upper estimate, in nanoseconds, of the comparisons of `queues_of`."""
         route = self._routes.get(topic)
+        size = compared_bytes(message) if message.form else len(message.header)
         if route is None:
             # At most all subscriptions are to this topic.
-            return MATCH_NS * self._pattern_count + self._base_ns + self._byte_ns * len(message.header)
+            return MATCH_NS * self._pattern_count + self._base_ns + self._byte_ns * size
         added = min(self.last_number - route.as_of, len(self._subscriptions))
-        return route.base_ns + route.byte_ns * len(message.header) + MATCH_NS * added
+        return route.base_ns + route.byte_ns * size + MATCH_NS * added
 
     def find_route(self, topic: str) -> Generator[None, None, Route]:
         """Find the subscriptions to a topic, a part of the search in each step."""

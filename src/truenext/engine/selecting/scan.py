@@ -11,6 +11,7 @@ from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.model.limits import COSTLY_COMPARISON_NS, SCAN_FOUND_MAX
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import compared_bytes
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
@@ -53,7 +54,8 @@ class ComparisonBudget:
         """Take the time of one comparison from the budget. Returns False if no time is left."""
         if selector is None or message is None:
             return True
-        cost_ns = selector.base_ns + selector.byte_ns * len(message.header)
+        size = compared_bytes(message) if message.form else len(message.header)
+        cost_ns = selector.base_ns + selector.byte_ns * size
         if cost_ns < COSTLY_COMPARISON_NS:
             if self._ns <= 0:
                 return False

@@ -8,10 +8,10 @@ them.
 from truenext.model.header_lines import decode_header_lines
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
-    BODY_HEAD,
     TEMPORARY_QUEUE,
     TEMPORARY_TOPIC,
     PhysicalName,
+    has_reply_to,
     jms_headers,
     physical_name,
 )
@@ -94,8 +94,7 @@ def are_advisories(destination: PhysicalDestination | None) -> bool:
 def _temporary_reply_to(message: SentMessage) -> list[PhysicalName]:
     """Return the temporary destinations in the reply-to of a message of either form."""
     if message.form == OPENWIRE_FORM:
-        group_end = BODY_HEAD.unpack_from(message.body)[6]
-        reply_to = jms_headers(message).reply_to if message.body[group_end] else None
+        reply_to = jms_headers(message).reply_to if has_reply_to(message) else None
     elif _REMOTE_PREFIX in message.header:
         reply_to = physical_name(decode_header_lines(message.header).get("reply-to", ""))
     else:
