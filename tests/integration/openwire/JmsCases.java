@@ -541,4 +541,68 @@ public final class JmsCases {
         say(count);
         connection.close();
     };
+
+    /** Sends one persistent message after the other through failures of the broker. */
+    static final Case SEND_THROUGH_FAILURES = () -> {
+        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=20&maxReconnectDelay=100");
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        int count = Integer.parseInt(more[0]);
+        for (int i = 0; i < count; i++) {
+            producer.send(session.createTextMessage("m" + i));
+            if (i % 10 == 0) {
+                say(i);
+                System.out.flush();
+            }
+        }
+        connection.close();
+    };
+
+    /** Copies in transactions of several sessions through failures of the broker, until nothing comes any more. */
+    static final Case COPY_THROUGH_FAILURES = () -> {
+        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=20&maxReconnectDelay=100");
+        int sessions = Integer.parseInt(more[0]);
+        java.util.concurrent.atomic.AtomicInteger copied = new java.util.concurrent.atomic.AtomicInteger();
+        List<Thread> threads = new ArrayList<>();
+        for (int number = 0; number < sessions; number++) {
+            Thread thread = new Thread(() -> {
+                try {
+                    Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+                    MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+                    MessageProducer producer = session.createProducer(session.createQueue(queue + ".out"));
+                    while (true) {
+                        Message message = consumer.receive(4000);
+                        if (message == null) {
+                            session.rollback();
+                            return;
+                        }
+                        try {
+                            producer.send(session.createTextMessage(text(message)));
+                            session.commit();
+                            synchronized (System.out) {
+                                say(copied.incrementAndGet());
+                                System.out.flush();
+                            }
+                        } catch (TransactionRolledBackException error) {
+                            // The client has rolled back itself.
+                        }
+                    }
+                } catch (JMSException error) {
+                    synchronized (System.out) {
+                        say(error);
+                    }
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        connection.close();
+    };
+
+    static final Case SEND_MANY = () -> {
+        send(Integer.parseInt(more[0]));
+    };
 }

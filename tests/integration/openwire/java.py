@@ -45,6 +45,12 @@ class Programs:
         assert lines and lines[-1] == "done", f"{lines}\n{result.stderr.decode()[:6000]}"
         return lines[:-1]
 
+    def start(self, case: str, url: str, *arguments: str) -> "subprocess.Popen[str]":
+        """Start a case of JmsCases. What it prints can be read from its `stdout`."""
+        return subprocess.Popen(
+            self._command(case, url, *arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
     def _command(self, case: str, url: str, *arguments: str) -> list[str]:
         options = ["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
         return [

@@ -1,0 +1,67 @@
+"""Tests of `failover:` with the unmodified client of ActiveMQ: the broker is killed, and starts at the same ports."""
+
+import signal
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.openwire.java import Programs, missing_reason
+from tests.integration.raw_client import bodies
+
+REASON = missing_reason()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(tmp_path_factory.mktemp("java"))
+
+
+@pytest.fixture
+def options() -> Sequence[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return ("--listen", f"openwire://127.0.0.1:{port}")
+
+
+def run_through_kills(broker: BrokerProcess, program: "subprocess.Popen[str]", every: int, kills: int) -> list[str]:
+    """Kill the broker whenever the program has printed so many lines more. Returns all lines that are no numbers."""
+    said: list[str] = []
+    try:
+        assert program.stdout is not None
+        for number, line in enumerate(program.stdout, 1):
+            if not line.strip().isdigit():
+                said.append(line.strip())
+            if number % every == 0 and number // every <= kills:
+                broker.send_signal(signal.SIGKILL)
+                broker.start_on_same_port()
+        assert program.wait(PATIENCE_SECONDS) == 0
+    finally:
+        program.kill()
+        program.communicate()
+    return [line for line in said if "Failover" not in line]
+
+
+def waiting(broker: BrokerProcess, *queues: str) -> Counter[str]:
+    return Counter(body for queue in queues for body in bodies(broker.remaining_messages(queue)))
+
+
+def test_confirmed_send_arrives_once_through_kills(own_broker: BrokerProcess, java: Programs) -> None:
+    program = java.start("send_through_failures", own_broker.openwire_url, "q", "300")
+    said = run_through_kills(own_broker, program, every=6, kills=4)
+    assert said[-1] == "done", "\n".join(said)
+    assert waiting(own_broker, "q") == Counter(f"m{number}" for number in range(300))
+
+
+def test_transacted_copy_leaves_each_message_in_one_queue_through_kills(
+    own_broker: BrokerProcess, java: Programs
+) -> None:
+    java.run("send_many", own_broker.openwire_url, "q", "200")
+    program = java.start("copy_through_failures", own_broker.openwire_url, "q", "5")
+    said = run_through_kills(own_broker, program, every=40, kills=3)
+    assert said[-1] == "done", "\n".join(said)
+    assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))
