@@ -116,6 +116,12 @@ class LineSession:
             elif line == b"BYE":
                 self.is_closed = True
 
+    def attach(self, on_outgoing: Callable[[], None]) -> None:
+        pass
+
+    def detach(self) -> None:
+        pass
+
     def accept_last(self) -> None:
         pass
 

@@ -77,9 +77,9 @@ class ServerConnection:
         self._life = self._ending.life
         self._output = Output(self._session, replies, broker, self._socket, loop, self._ending)
         self._input = Input(self._session, self._wire, broker, self._socket, loop, self._output, self._ending)
-        self._ending.attach(
-            self._input, self._output, on_closed=partial(on_closed, self), on_outgoing=self._send_outgoing
-        )
+        self._on_closed = on_closed
+        self._ending.attach(self._input, self._output, on_closed=self._note_closed, on_outgoing=self._send_outgoing)
+        self._wire.attach(self._send_outgoing_at_once)
         # Bound here, so that one look-up finds them.
         self.answer = self._output.answer
         self.deliver = self._output.deliver
@@ -146,6 +146,10 @@ class ServerConnection:
         self.flush()
         self._start_heart_beats()
 
+    def _send_outgoing_at_once(self) -> None:
+        if self._life.state is OPEN:
+            self._send_outgoing()
+
     def _add_outgoing(self) -> None:
         outgoing = self._wire.outgoing
         if outgoing:
@@ -175,6 +179,10 @@ class ServerConnection:
 
     def end_user(self, reason: str) -> None:
         self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
+
+    def _note_closed(self) -> None:
+        self._wire.detach()
+        self._on_closed(self)
 
     # ---- Time ----
 

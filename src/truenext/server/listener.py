@@ -14,7 +14,7 @@ from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.model.url import Address, host_and_port
 from truenext.server.connection import ServerConnection
-from truenext.server.session_factories import SESSION_FACTORIES
+from truenext.server.session_factories import session_factory
 from truenext.tls import TlsSocket
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Listener:
                 on_login=self._assign_place,
                 tls=None if self._tls is None else self._tls.wrap(sock),
                 on_closed=self._on_closed,
-                make_session=SESSION_FACTORIES[self._protocol],
+                make_session=session_factory(self._protocol, self._broker),
             )
             self._connections.add(connection)
             self._before_login[connection] = self._loop.time()

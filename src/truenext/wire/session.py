@@ -138,7 +138,7 @@ class WireSession(Protocol):
     def outgoing(self) -> bytearray:
         """Bytes that the session sends on its own, not as the answer to a command. This is always the same object; the
         connection sends its content and clears it after each call of `Broker.execute`, and before the answer to a
-        login. It may be filled by `receive` only."""
+        login. It may be filled by `receive`, and before a call of `on_outgoing`."""
 
     @property
     def client_id(self) -> str:
@@ -187,6 +187,13 @@ class WireSession(Protocol):
 
     def mark_refused(self) -> int:
         """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""
+
+    def attach(self, on_outgoing: Callable[[], None]) -> None:
+        """Connect the session with its socket: `on_outgoing` sends `outgoing` at once. The session calls it only for
+        bytes that another connection has caused."""
+
+    def detach(self) -> None:
+        """Note that the connection has ended. The session must not call `on_outgoing` any more."""
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
         """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.

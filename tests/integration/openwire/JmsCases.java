@@ -344,17 +344,27 @@ public final class JmsCases {
         connection.close();
     };
 
-    /** Request and reply with a temporary queue: by the same connection, or by another one. */
+    /** Request and reply with a temporary queue: by the same connection, by another one, by a third one that is not the
+     * one that has got the request, or by one that is made for the reply. */
     static final Case REPLY = () -> {
         ActiveMQConnection asking = connect();
         ActiveMQConnection answering = more[0].equals("same") ? asking : connect();
         Session answers = answering.createSession(false, Session.AUTO_ACKNOWLEDGE);
-        MessageProducer anonymous = answers.createProducer(null);
+        ActiveMQConnection third = more[0].equals("third") ? connect() : answering;
+        Session replying = third.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer anonymous = replying.createProducer(null);
         answers.createConsumer(answers.createQueue(queue)).setMessageListener(message -> {
             try {
                 TextMessage reply = answers.createTextMessage("re: " + text(message));
                 reply.setJMSCorrelationID(message.getJMSMessageID());
-                anonymous.send(message.getJMSReplyTo(), reply);
+                if (more[0].equals("later")) {
+                    Connection later = connect();
+                    later.createSession(false, Session.AUTO_ACKNOWLEDGE).createProducer(null)
+                        .send(message.getJMSReplyTo(), reply);
+                    later.close();
+                } else {
+                    anonymous.send(message.getJMSReplyTo(), reply);
+                }
             } catch (JMSException error) {
                 say(error);
             }

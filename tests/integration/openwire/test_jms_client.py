@@ -107,7 +107,7 @@ def test_consumer_of_prefetch_0_gets_what_it_asks_for(broker: BrokerProcess, que
     assert java.run("pull", url_of(broker), queue) == ["nothing", "nothing", "true", "m0", "m1", "m2", "nothing"]
 
 
-@pytest.mark.parametrize("connection", ["same", "other"])
+@pytest.mark.parametrize("connection", ["same", "other", "third", "later"])
 def test_reply_comes_to_a_temporary_queue(broker: BrokerProcess, queue: str, java: Programs, connection: str) -> None:
     assert java.run("reply", url_of(broker), queue, connection) == ["20"]
 

@@ -1,9 +1,13 @@
-"""Advisories of temporary destinations: what the broker tells a JMS client of those of other connections.
+"""Advisories of temporary destinations: what the broker tells JMS clients of those of other connections.
 
-A client sends to a temporary destination of another connection only once an advisory has told it. Here a client is told
-just before it gets a message with that reply-to: names of temporary destinations can be guessed, and nobody else needs
-them.
+A client sends to a temporary destination of another connection only once an advisory has told it. ActiveMQ tells each
+client of all of them. Their names can be guessed, so here a client is told just before it gets a message with that
+reply-to. All connections of its process are told at once, as a program may send its reply through another one; their
+later connections are told when they subscribe to the advisories.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from truenext.model.header_lines import decode_header_lines
 from truenext.model.message import OPENWIRE_FORM, SentMessage
@@ -28,21 +32,90 @@ from truenext.wire.openwire.structures import (
     TopicName,
 )
 
-_TOLD_MAX = 10_000
-"""Number of temporary destinations that a connection remembers to have been told. A client may be told twice."""
+TOLD_MAX = 10_000
+"""Number of temporary destinations that a process is remembered to have been told. It may be told twice."""
 _TOPICS = {f"{ADVISORY_PREFIX}TempQueue", f"{ADVISORY_PREFIX}TempTopic"}
 _REMOTE_PREFIX = b"/remote-temp-"
 
 
-class Advisories:
-    """Advisory consumers of one connection, and what they were told."""
+class Process(NamedTuple):
+    """Process of a client, as far as the broker can tell: connections of one user, whose ids differ in their ends
+    only."""
 
-    def __init__(self, identity: str) -> None:
+    user: str
+    id_start: str
+
+    @classmethod
+    def of(cls, user: str, connection_id: str) -> "Process":
+        return cls(user, connection_id.rpartition("-")[0])
+
+
+class AdvisoryBoard:
+    """What all processes were told, on all connections of one broker."""
+
+    def __init__(self) -> None:
+        self._members: dict[Process, dict[Advisories, None]] = {}
+        """Connections of each process that get advisories."""
+        self._told: dict[Process, dict[PhysicalName, None]] = {}
+        """Temporary destinations that each process was told, the oldest first."""
+
+    def join(self, process: Process, advisories: "Advisories") -> None:
+        """Add a connection, and tell it what its process was told."""
+        self._members.setdefault(process, {})[advisories] = None
+        for name in self._told.setdefault(process, {}):
+            advisories.outgoing += advisories.encode(name)
+
+    def leave(self, process: Process, advisories: "Advisories") -> None:
+        """Remove a connection. What its process was told is forgotten with its last connection."""
+        members = self._members.get(process)
+        if members is not None:
+            members.pop(advisories, None)
+            if not members:
+                del self._members[process], self._told[process]
+
+    def tell(self, process: Process, teller: "Advisories", name: PhysicalName) -> bytes:
+        """Tell a process of a temporary destination, if it was not told before. Returns the frames for `teller`; those
+        for other connections are sent at once."""
+        told = self._told[process]
+        if name in told:
+            return b""
+        if len(told) >= TOLD_MAX:
+            del told[next(iter(told))]
+        told[name] = None
+        for member in list(self._members[process]):
+            if member is not teller:
+                member.send(member.encode(name))
+        return teller.encode(name)
+
+    def end(self, name: PhysicalName) -> None:
+        """Tell of the end of a temporary destination, wherever it was told."""
+        for process, told in self._told.items():
+            if name in told:
+                del told[name]
+                for member in list(self._members[process]):
+                    member.send(member.encode(name, is_removed=True))
+
+
+class Advisories:
+    """Advisory consumers of one connection, and its temporary destinations."""
+
+    def __init__(self, identity: str, board: AdvisoryBoard, outgoing: bytearray) -> None:
+        """`outgoing` are the bytes that the session sends on its own."""
         self._producer_id = ProducerId(f"ID:truenext-{identity}", 0, -1)
+        self._board = board
+        self.outgoing = outgoing
         self._consumers: dict[ConsumerId, None] = {}
-        self._told: dict[PhysicalName, None] = {}
+        self._own: dict[PhysicalName, None] = {}
+        """Temporary destinations of this connection."""
         self._number = 0
-        self.connection_id = ""
+        self._connection_id = ""
+        self._process = Process("", "")
+        self.on_outgoing: Callable[[], None] | None = None
+        """Function that sends `outgoing`; None if the connection has ended."""
+
+    def log_in(self, connection_id: str, user: str) -> None:
+        self._connection_id = connection_id
+        self._process = Process.of(user, connection_id)
 
     @property
     def has_consumers(self) -> bool:
@@ -52,27 +125,43 @@ class Advisories:
         return consumer_id in self._consumers
 
     def add(self, consumer_id: ConsumerId) -> None:
+        """Add an advisory consumer."""
         self._consumers[consumer_id] = None
+        self._board.join(self._process, self)
 
     def remove(self, consumer_id: ConsumerId) -> None:
-        self._consumers.pop(consumer_id, None)
+        """Remove an advisory consumer, if it is one."""
+        if self._consumers.pop(consumer_id, 0) is None and not self._consumers:
+            self._board.leave(self._process, self)
+
+    def add_own(self, name: PhysicalName) -> None:
+        self._own[name] = None
+
+    def end_own(self, name: PhysicalName) -> None:
+        """Tell of the end of a temporary destination of this connection."""
+        if self._own.pop(name, 0) is None:
+            self._board.end(name)
+
+    def end(self) -> None:
+        """Tell of the end of this connection."""
+        if self._consumers:
+            self._consumers.clear()
+            self._board.leave(self._process, self)
+        for name in list(self._own):
+            self.end_own(name)
 
     def tell_reply_to(self, message: SentMessage) -> bytes:
-        """Return the frames that must come before a message: they tell the client of the temporary destinations in its
-        reply-to, as far as it was not told before."""
-        return b"".join([self.tell(name) for name in _temporary_reply_to(message) if name not in self._told])
+        """Return the frames that must come before a message, if its reply-to is a temporary destination that the client
+        was not told yet."""
+        name = _temporary_reply_to(message)
+        return b"" if name is None else self._board.tell(self._process, self, name)
 
-    def tell(self, name: PhysicalName, *, is_removed: bool = False) -> bytes:
-        """Return the frames that tell the client of a temporary destination, or of its end."""
+    def encode(self, name: PhysicalName, *, is_removed: bool = False) -> bytes:
+        """Return the frames that tell the client of a temporary destination, or of its end. The owner of a destination
+        needs none."""
         owner = name.name.rpartition(":")[0]
-        if owner == self.connection_id:
+        if owner == self._connection_id:
             return b""
-        if is_removed:
-            self._told.pop(name, None)
-        else:
-            if len(self._told) >= _TOLD_MAX:
-                del self._told[next(iter(self._told))]
-            self._told[name] = None
         kind = TemporaryQueueName if name.type == TEMPORARY_QUEUE else TemporaryTopicName
         info = DestinationInfo(
             connection_id=ConnectionId(owner), destination=kind(name.name), operation=1 if is_removed else 0
@@ -83,6 +172,12 @@ class Advisories:
             frames.append(encode_advisory(consumer_id, self._producer_id, self._number, info))
         return b"".join(frames)
 
+    def send(self, frames: bytes) -> None:
+        """Send frames that another connection has caused."""
+        if frames and self.on_outgoing is not None:
+            self.outgoing += frames
+            self.on_outgoing()
+
 
 def are_advisories(destination: PhysicalDestination | None) -> bool:
     """Return whether a consumer's destination names only advisories of temporary destinations."""
@@ -91,14 +186,12 @@ def are_advisories(destination: PhysicalDestination | None) -> bool:
     return all(part.strip().removeprefix("topic://") in _TOPICS for part in destination.name.split(","))
 
 
-def _temporary_reply_to(message: SentMessage) -> list[PhysicalName]:
-    """Return the temporary destinations in the reply-to of a message of either form."""
+def _temporary_reply_to(message: SentMessage) -> PhysicalName | None:
+    """Return the reply-to of a message of either form if it is a temporary destination; else None."""
+    reply_to = None
     if message.form == OPENWIRE_FORM:
-        reply_to = jms_headers(message).reply_to if has_reply_to(message) else None
+        if has_reply_to(message):
+            reply_to = jms_headers(message).reply_to
     elif _REMOTE_PREFIX in message.header:
         reply_to = physical_name(decode_header_lines(message.header).get("reply-to", ""))
-    else:
-        reply_to = None
-    if reply_to is None or reply_to.type not in (TEMPORARY_QUEUE, TEMPORARY_TOPIC):
-        return []
-    return [reply_to]
+    return reply_to if reply_to is not None and reply_to.type in (TEMPORARY_QUEUE, TEMPORARY_TOPIC) else None

@@ -72,14 +72,15 @@ def source(physical: PhysicalDestination | None) -> Destination:
     return destination
 
 
-def temporary(physical: PhysicalDestination | None) -> Destination:
-    """Return the temporary queue or topic that a command creates or removes.
+def temporary(physical: PhysicalDestination | None) -> tuple[Destination, PhysicalName]:
+    """Return the temporary queue or topic that a command creates or removes, and its name.
 
     Raises: RemoteProtocolError if it is none
     """
     if not isinstance(physical, TemporaryQueueName | TemporaryTopicName):
         raise not_supported("commands that create or remove a queue or topic", "use the command truenext")
-    return _parse(physical, _name(physical))
+    name = _name(physical)
+    return _parse(physical, name), PhysicalName(physical.TYPE, name)
 
 
 def is_for_topics(physical: PhysicalDestination) -> bool:

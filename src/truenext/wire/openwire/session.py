@@ -27,7 +27,7 @@ from truenext.model.commands import (
 )
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX
 from truenext.wire.openwire import destinations
-from truenext.wire.openwire.advisories import Advisories, are_advisories
+from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import Decoder, ProducedMessage
 from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
@@ -104,7 +104,9 @@ class OpenWireSession:
         identity: str,
         server_name: str,
         on_ineffective_header: Callable[[str, str, str], None] = lambda *_: None,
+        board: AdvisoryBoard | None = None,
     ) -> None:
+        """`board` is that of the broker; None makes one for this connection alone."""
         self._identity = identity
         self._server_name = server_name
         self._decoder = Decoder()
@@ -114,7 +116,7 @@ class OpenWireSession:
         self._consumers = Consumers(identity)
         self._transactions = Transactions(self._consumers)
         self._producers = Producers()
-        self._advisories = Advisories(identity)
+        self._advisories = Advisories(identity, board or AdvisoryBoard(), self.outgoing)
         self.replies = OpenWireReplies(self._consumers, self._advisories)
         self.client_id = ""
         self.last_receipt: str | None = None
@@ -134,6 +136,13 @@ class OpenWireSession:
     @property
     def is_connected(self) -> bool:
         return self._decoder.is_connected
+
+    def attach(self, on_outgoing: Callable[[], None]) -> None:
+        self._advisories.on_outgoing = on_outgoing
+
+    def detach(self) -> None:
+        self._advisories.on_outgoing = None
+        self._advisories.end()
 
     # ---- What the client sends ----
 
@@ -284,7 +293,7 @@ class OpenWireSession:
         # Only now may more than a login come.
         self._decoder.is_connected = True
         self.client_id = (info.client_id or "")[:NAME_LENGTH_MAX]
-        self._connection_id = self._transactions.connection_id = self._advisories.connection_id = connection_id
+        self._connection_id = self._transactions.connection_id = connection_id
         self._producers.numbers_sends = info.is_fault_tolerant
         return Login(
             user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
@@ -292,6 +301,7 @@ class OpenWireSession:
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
         self.replies.connection_id = ConnectionId(self._connection_id)
+        self._advisories.log_in(self._connection_id, login.user if is_checked else "")
         broker = BrokerInfo(
             broker_id=BrokerId(f"ID:truenext-{self._identity}"),
             broker_name=self._server_name,
@@ -336,11 +346,13 @@ class OpenWireSession:
             yield from self._transactions.control(info)
 
     def _control_destination(self, info: DestinationInfo) -> Iterator[Command]:
-        destination = destinations.temporary(info.destination)
+        destination, name = destinations.temporary(info.destination)
         if info.operation:
             yield RemoveTemporary(destination)
+            self._advisories.end_own(name)
         else:
             yield CreateTemporary(destination)
+            self._advisories.add_own(name)
 
     def _remove(self, info: RemoveInfo) -> Iterator[Command]:
         """End a consumer, a producer, a session with all that it has, or the connection."""
@@ -361,6 +373,7 @@ class OpenWireSession:
             yield Disconnect(self._producers.remove_all(), last if last >= 0 else None)
             self._has_ended = True
             self._consumers.forget_all()
+            self._advisories.end()
 
     def _check_owner(self, object_id: ConnectionId | SessionId | ConsumerId | ProducerId | None, what: str) -> None:
         """Raise RemoteProtocolError if the client names an object of another connection."""

@@ -218,6 +218,12 @@ class StompSession:
                 self._check(command)
             yield command
 
+    def attach(self, on_outgoing: Callable[[], None]) -> None:
+        """Do nothing: no other connection causes bytes of this one."""
+
+    def detach(self) -> None:
+        pass
+
     def accept_last(self) -> None:
         """Note that the command that was yielded last is executed. Taking the next command has the same effect. A
         caller that takes no further command for now must call this method, because MESSAGEs of a new subscription may
