@@ -34,6 +34,7 @@ from truenext.model.commands import (
     ForgetProducers,
     InvalidFrame,
     Nack,
+    OpenProducer,
     ReceiptRequest,
     Release,
     RemoveTemporary,
@@ -189,6 +190,10 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         send.producer = _own_producer(user, send.producer)
 
 
+def _check_open_producer(user: User, session: ConnectionState, producer: OpenProducer) -> None:
+    _require_send(user, producer.destination)
+
+
 def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
     if commit.producer is not None:
         commit.producer = _own_producer(user, commit.producer)
@@ -249,6 +254,7 @@ COMMAND_CHECKS: dict[type[Any], Check] = {
     **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Started, Credit, Wake), check_nothing),
     **dict.fromkeys((Begin, Abort, Release, Close), check_nothing),
     Send: _check_send,
+    OpenProducer: _check_open_producer,
     Subscribe: _check_subscribe,
     Browse: _check_browse,
     Unsubscribe: _check_unsubscribe,

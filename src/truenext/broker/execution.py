@@ -37,6 +37,7 @@ from truenext.model.commands import (
     InvalidFrame,
     Login,
     Nack,
+    OpenProducer,
     ReceiptRequest,
     Release,
     RemoveTemporary,
@@ -105,6 +106,7 @@ class Execution:
             InvalidFrame: _raise_invalid,
             Send: engine.commands.send,
             SendRun: engine.commands.send_run,
+            OpenProducer: _do_nothing,
             Ack: engine.commands.acknowledge,
             AckRun: engine.commands.acknowledge_run,
             Nack: engine.commands.nack,
@@ -314,3 +316,7 @@ class Execution:
 
 def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:
     raise RemoteProtocolError(invalid.reason, invalid.code)
+
+
+def _do_nothing(_: ConnectionState, command: Command) -> None:
+    pass

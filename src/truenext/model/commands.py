@@ -79,6 +79,13 @@ class Send(msgspec.Struct, gc=False):
     the engine."""
 
 
+class OpenProducer(msgspec.Struct, gc=False):
+    """Say that messages will be sent to a destination. The command does nothing: it is refused if the client may not
+    send there."""
+
+    destination: Destination
+
+
 class SendRun(msgspec.Struct, gc=False):
     """Consecutive SENDs of one read of a socket, to one destination, without headers that need special treatment."""
 
@@ -324,6 +331,7 @@ Command = (
     | InvalidFrame
     | Send
     | SendRun
+    | OpenProducer
     | Subscribe
     | Browse
     | Unsubscribe

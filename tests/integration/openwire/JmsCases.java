@@ -615,4 +615,87 @@ public final class JmsCases {
     static final Case SEND_MANY = () -> {
         send(Integer.parseInt(more[0]));
     };
+
+    static ActiveMQConnection connectAs(String user, String password) throws JMSException {
+        ActiveMQConnection connection =
+            (ActiveMQConnection) new ActiveMQConnectionFactory(url).createConnection(user, password);
+        try {
+            connection.start();
+        } catch (JMSException error) {
+            connection.close();
+            throw error;
+        }
+        return connection;
+    }
+
+    static void tried(String what, Attempt attempt, String user, String password) {
+        try {
+            ActiveMQConnection connection = connectAs(user, password);
+            try {
+                attempt.run(connection, connection.createSession(false, Session.AUTO_ACKNOWLEDGE));
+                say(what + " " + user + ": allowed");
+            } finally {
+                connection.close();
+            }
+        } catch (Exception error) {
+            say(what + " " + user + ": " + error.getClass().getSimpleName());
+        }
+    }
+
+    /** What users may do: each tries each command. */
+    static final Case USERS = () -> {
+        String[] users = more[1].split(",");
+        tried("login", (connection, session) -> { }, users[0], "wrong");
+        for (String user : users) {
+            tried("producer", (connection, session) -> session.createProducer(session.createQueue(queue)), user, more[0]);
+            tried("send", (connection, session) ->
+                session.createProducer(null).send(session.createQueue(queue), session.createMessage()), user, more[0]);
+            tried("composite", (connection, session) -> session.createProducer(null)
+                .send(session.createQueue(queue + "," + queue + ".b"), session.createMessage()), user, more[0]);
+            tried("commit", (connection, session) -> {
+                Session transacted = connection.createSession(true, Session.SESSION_TRANSACTED);
+                transacted.createProducer(null).send(transacted.createQueue(queue), transacted.createMessage());
+                transacted.commit();
+            }, user, more[0]);
+            tried("consumer", (connection, session) -> session.createConsumer(session.createQueue(queue)), user, more[0]);
+            tried("browser", (connection, session) ->
+                session.createBrowser(session.createQueue(queue)).getEnumeration(), user, more[0]);
+            tried("temporary", (connection, session) ->
+                session.createConsumer(session.createTemporaryQueue()), user, more[0]);
+        }
+    };
+
+    /** Request and reply between two users; then a send by a third user, to which no request came. */
+    static final Case REPLY_TO_USER = () -> {
+        ActiveMQConnection asking = connectAs("asker", more[0]);
+        ActiveMQConnection answering = connectAs("answerer", more[0]);
+        Session session = asking.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        TemporaryQueue replies = session.createTemporaryQueue();
+        MessageConsumer consumer = session.createConsumer(replies);
+        TextMessage question = session.createTextMessage("question");
+        question.setJMSReplyTo(replies);
+        session.createProducer(session.createQueue(queue)).send(question);
+        Session answers = answering.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        Message got = answers.createConsumer(answers.createQueue(queue)).receive(PATIENCE_MS);
+        answers.createProducer(got.getJMSReplyTo()).send(answers.createTextMessage("answer"));
+        say(text(consumer.receive(PATIENCE_MS)));
+        for (String target : new String[] {"", queue + ".free,temp-queue://"}) {
+            ActiveMQConnectionFactory factory = new ActiveMQConnectionFactory(url + "?jms.watchTopicAdvisories=false");
+            Connection intruder = factory.createConnection("intruder", more[0]);
+            Session intruding = intruder.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            String name = ((org.apache.activemq.command.ActiveMQDestination) replies).getPhysicalName();
+            Destination destination = target.isEmpty() ? new org.apache.activemq.command.ActiveMQTempQueue(name)
+                : intruding.createQueue(target + name);
+            try {
+                intruding.createProducer(null).send(destination, intruding.createTextMessage("forged"));
+                say("allowed");
+            } catch (JMSException error) {
+                say(error.getClass().getSimpleName());
+            }
+            intruder.close();
+        }
+        say(text(consumer.receive(SILENCE_MS)));
+        asking.close();
+        answering.close();
+    };
 }

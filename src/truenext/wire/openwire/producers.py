@@ -7,7 +7,7 @@ A persistent message outside a transaction has a number if the client is on `fai
 from collections.abc import Iterator
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Command, ReceiptRequest, Send
+from truenext.model.commands import Command, OpenProducer, ReceiptRequest, Send
 from truenext.model.limits import SUBSCRIPTIONS_MAX
 from truenext.model.openwire_message import BODY_HEAD, properties_of
 from truenext.wire.openwire.codec import ProducedMessage
@@ -29,18 +29,18 @@ class Producers:
         self.numbers_sends = False
         """True if persistent messages have numbers."""
 
-    def add(self, info: ProducerInfo) -> None:
+    def add(self, info: ProducerInfo) -> Iterator[Command]:
         """Add a producer. Nothing happens if there is one with this id.
 
         Raises: RemoteProtocolError if JMS clients cannot send to its destination, or there are too many producers
         """
         assert info.producer_id is not None, "the session checks ids"
-        if info.destination is not None:
-            self._destinations.target(info.destination)
         if len(self._windows) >= _PRODUCERS_MAX:
             raise RemoteProtocolError(
                 f"this connection has {_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT
             )
+        if info.destination is not None:
+            yield OpenProducer(self._destinations.target(info.destination))
         self._windows[info.producer_id] = max(info.window_size, 0)
 
     def remove(self, producer_id: ProducerId) -> list[str]:

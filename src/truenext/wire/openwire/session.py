@@ -324,9 +324,8 @@ class OpenWireSession:
         self._check_owner(info.session_id, "session")
 
     def _add_producer(self, info: ProducerInfo) -> Iterator[Command]:
-        yield from ()
         self._check_owner(info.producer_id, "producer")
-        self._producers.add(info)
+        yield from self._producers.add(info)
 
     def _add_consumer(self, info: ConsumerInfo) -> Iterator[Command]:
         self._check_owner(info.consumer_id, "consumer")
