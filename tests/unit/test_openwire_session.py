@@ -1,13 +1,70 @@
-"""Tests of the session of OpenWire, which negotiates the wire format and refuses each login."""
+"""Tests of the session of OpenWire: handshake, login, answers and refusals, without an engine."""
 
 import struct
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.unit.openwire_client import CONNECTION, QUEUE, Client, message_id, refusals
 from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
+from truenext.model.commands import (
+    Close,
+    Credit,
+    Disconnect,
+    ForgetProducers,
+    InvalidFrame,
+    Login,
+    OpenProducer,
+    Send,
+    Subscribe,
+)
 from truenext.model.limits import LOGIN_BYTES_MAX
+from truenext.model.loose_fields import Tag, TypedValue, encode_map
+from truenext.model.message import OPENWIRE_FORM
+from truenext.wire.openwire.fields import encode_frame
+from truenext.wire.openwire.handshake import encode_wire_format_info
+from truenext.wire.openwire.refusals import exception_class
 from truenext.wire.openwire.session import OpenWireSession
+from truenext.wire.openwire.structures import (
+    BlobMessage,
+    BrokerInfo,
+    ConnectionControl,
+    ConnectionError,
+    ConnectionId,
+    ConnectionInfo,
+    ConsumerControl,
+    ConsumerId,
+    ConsumerInfo,
+    ControlCommand,
+    DataArrayResponse,
+    DestinationInfo,
+    ExceptionResponse,
+    KeepAliveInfo,
+    LocalTransactionId,
+    MessageDispatch,
+    MessageId,
+    MessagePull,
+    ProducerAck,
+    ProducerId,
+    ProducerInfo,
+    QueueName,
+    RemoveInfo,
+    RemoveSubscriptionInfo,
+    Response,
+    SessionId,
+    SessionInfo,
+    ShutdownInfo,
+    Structure,
+    TemporaryQueueName,
+    TextMessage,
+    Throwable,
+    TopicName,
+    TransactionInfo,
+    WireCommand,
+    XATransactionId,
+)
 
 WIRE_FORMAT_INFO = b"\x01ActiveMQ" + struct.pack(">i?ii", 12, True, 4, 0)
 FAULT = ErrorAnswer("no", Code.NOT_SUPPORTED, "no", None)
@@ -37,48 +94,14 @@ def negotiated() -> OpenWireSession:
     return session
 
 
-def read_map(data: bytes) -> dict[str, int | bool]:
-    (count,) = struct.unpack_from(">i", data)
-    at, values = 4, dict[str, int | bool]()
-    for _ in range(count):
-        (length,) = struct.unpack_from(">H", data, at)
-        name, tag = data[at + 2 : at + 2 + length].decode(), data[at + 2 + length]
-        at += 3 + length
-        values[name] = struct.unpack_from(">?" if tag == 1 else ">q", data, at)[0]
-        assert tag in (1, 6)
-        at += 1 if tag == 1 else 8
-    assert at == len(data)
-    return values
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 def test_wire_format_info_is_answered_once_with_loose_encoding(size: int) -> None:
     session = new_session()
     assert session.is_opening and not session.outgoing
     assert session.replies.encode_fault(FAULT) == b"", "nothing is sent before the client's"
     receive(session, frame_of(WIRE_FORMAT_INFO), size)
-    answer = bytes(session.outgoing)
-    length, kind, magic, version, has_properties, properties = struct.unpack_from(">iB8si?i", answer)
-    assert (length, kind, magic, version, has_properties) == (len(answer) - 4, 1, b"ActiveMQ", 12, True)
-    values = read_map(answer[-properties:])
-    assert not values["TightEncodingEnabled"] and not values["CacheEnabled"] and values["MaxFrameSize"] > 0
+    assert bytes(session.outgoing) == encode_wire_format_info()
     assert not session.pending and session.replies.encode_fault(FAULT) != b""
-
-
-@pytest.mark.parametrize("is_response_required", [False, True])
-def test_login_is_refused_with_the_answer_that_its_client_waits_for(is_response_required: bool) -> None:
-    session = negotiated()
-    login = command(3, number=258, is_response_required=is_response_required, body=bytes(20))
-    with pytest.raises(RemoteProtocolError, match="does not speak OpenWire yet") as refused:
-        list(session.receive(login))
-    assert refused.value.code is Code.NOT_SUPPORTED
-    fault = ErrorAnswer("no", Code.NOT_SUPPORTED, "no", session.last_receipt)
-    answer = session.replies.encode_fault(fault)
-    throwable = b"\x01\x01\x00\x16javax.jms.JMSException\x01\x00\x02no"
-    if is_response_required:
-        assert answer == frame_of(b"\x1f" + bytes(5) + struct.pack(">i", 258) + throwable)
-    else:
-        assert answer == frame_of(b"\x10" + bytes(5) + throwable + b"\0")
 
 
 def test_client_may_end_without_a_login() -> None:
@@ -87,35 +110,329 @@ def test_client_may_end_without_a_login() -> None:
     assert session.is_closed
 
 
-@pytest.mark.parametrize("data", [command(10), frame_of(b"\0")])
+@pytest.mark.parametrize("data", [command(10, is_response_required=False), frame_of(b"\0")])
 def test_keep_alive_infos_do_not_count_towards_the_bytes_of_a_login(data: bytes) -> None:
-    session = negotiated()
-    if data[4] == 0:
-        with pytest.raises(RemoteProtocolError, match=f"more than {LOGIN_BYTES_MAX} bytes"):
-            receive(session, data * LOGIN_BYTES_MAX, 1000)
-    else:
-        receive(session, data * LOGIN_BYTES_MAX, 1000)
+    receive(negotiated(), data * LOGIN_BYTES_MAX, 1000)
 
 
-@pytest.mark.parametrize("size", [LOGIN_BYTES_MAX, 2**31 - 1, 2**32 - 1])
-def test_larger_login_is_refused_before_it_is_complete(size: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo"):
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (LOGIN_BYTES_MAX, f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo"),
+        (2**31 - 1, "at most"),
+        (2**32 - 1, "at most"),
+    ],
+)
+def test_larger_login_is_refused_before_it_is_complete(size: int, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
         list(negotiated().receive(struct.pack(">I", size)))
 
 
 @pytest.mark.parametrize("data", [command(3), frame_of(b"\0"), frame_of(b"\x01activemq" + bytes(9))])
 def test_first_command_other_than_wire_format_info_is_refused(data: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="is no WireFormatInfo") as refused:
+    with pytest.raises(RemoteProtocolError, match="WireFormatInfo") as refused:
         list(new_session().receive(data))
     assert refused.value.code is Code.MALFORMED_FRAME
 
 
 @pytest.mark.parametrize("session", [new_session(), negotiated()])
 def test_frame_without_bytes_is_refused(session: OpenWireSession) -> None:
-    with pytest.raises(RemoteProtocolError, match="has no bytes"):
+    with pytest.raises(RemoteProtocolError, match=r"without a type|WireFormatInfo"):
         list(session.receive(frame_of(b"") + frame_of(WIRE_FORMAT_INFO)))
 
 
 def test_other_protocol_is_named() -> None:
     with pytest.raises(OtherProtocolError, match="the client speaks STOMP, and this port speaks OpenWire"):
         list(new_session().receive(b"CONNECT\naccept-version:1.2\n\n\0"))
+
+
+# ---- Login ----
+
+
+def test_login_becomes_a_command_and_is_answered_after_the_broker_has_named_itself() -> None:
+    client = Client(logs_in=False)
+    info = ConnectionInfo(1, True, ConnectionId("ID:a-1:1"), "me", "secret", "ann")
+    client.send(info)
+    assert client.take_commands() == [
+        Login(user="ann", passcode="secret", is_jms_client=True, connection_id="ID:a-1:1")
+    ]
+    broker, control, response = client.take_answers()
+    assert isinstance(broker, BrokerInfo) and broker.broker_name == "x"
+    assert isinstance(control, ConnectionControl) and control == ConnectionControl()
+    assert response == Response(correlation_id=1)
+    assert (client.session.client_id, client.session.is_connected) == ("me", True)
+
+
+@pytest.mark.parametrize("name", ["", "plain", "ID:a,b-1:1", "ID:a/b-1:1", "ID:\n-1:1", "ID:" + "x" * 300])
+def test_login_with_an_id_that_can_be_no_part_of_an_address_is_refused(name: str) -> None:
+    client = Client(logs_in=False)
+    with pytest.raises(RemoteProtocolError, match="connection id") as refused:
+        client.send(ConnectionInfo(1, True, ConnectionId(name)))
+    assert refused.value.code is Code.LOGIN and not client.session.is_connected
+
+
+def test_wrong_login_is_a_security_exception_to_the_request() -> None:
+    client = Client(logs_in=False)
+    client.refuses = lambda command: isinstance(command, Login)
+    with pytest.raises(RemoteProtocolError, match="wrong"):
+        client.send(ConnectionInfo(7, True, ConnectionId("ID:a-1:1")))
+    fault = ErrorAnswer("wrong", Code.LOGIN, "wrong", client.session.last_receipt)
+    client.read(client.session.replies.encode_fault(fault))
+    answer = client.take_answers()[-1]
+    assert answer == ExceptionResponse(correlation_id=7, exception=Throwable("java.lang.SecurityException", "wrong"))
+
+
+def test_busy_broker_says_nothing_to_a_login_so_that_the_client_tries_again() -> None:
+    client = Client(logs_in=False)
+    fault = ErrorAnswer("busy", Code.BUSY, "busy", "1")
+    assert client.session.replies.encode_fault(fault) == b""
+    assert Client().session.replies.encode_fault(fault) != b""
+
+
+@pytest.mark.parametrize("structure", [SessionInfo(2, True), MessagePull(2), TransactionInfo(2)])
+def test_command_before_the_login_ends_the_connection(structure: Structure) -> None:
+    client = Client(logs_in=False)
+    with pytest.raises(RemoteProtocolError, match="before ConnectionInfo"):
+        client.send(structure)
+
+
+def test_connection_control_may_come_before_the_login() -> None:
+    client = Client(logs_in=False)
+    client.send(ConnectionControl(1, is_fault_tolerant=True))
+    assert client.take_commands() == []
+
+
+# ---- Answers ----
+
+OWN = ConnectionId(CONNECTION)
+TEMPORARY = TemporaryQueueName(f"{CONNECTION}:1")
+REQUESTS: list[WireCommand] = [
+    SessionInfo(7, True, SessionId(CONNECTION, 1)),
+    ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1)),
+    ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1), QUEUE),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QUEUE, prefetch_size=3),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), True, QUEUE),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, -1, 1), destination=TopicName("ActiveMQ.Advisory.TempQueue")),
+    DestinationInfo(7, True, OWN, TEMPORARY, 0),
+    DestinationInfo(7, True, OWN, TEMPORARY, 1),
+    TransactionInfo(7, True, OWN, LocalTransactionId(1, OWN), 0),
+    TransactionInfo(7, True, OWN, LocalTransactionId(1, OWN), 4),
+    TransactionInfo(7, True, OWN, None, 5),
+    RemoveInfo(7, True, ConsumerId(CONNECTION, 1, 1)),
+    RemoveInfo(7, True, ProducerId(CONNECTION, 1, 1)),
+    RemoveInfo(7, True, SessionId(CONNECTION, 1)),
+    RemoveInfo(7, True, OWN),
+    ConsumerControl(7, True, QUEUE, consumer_id=ConsumerId(CONNECTION, 1, 1), prefetch=4),
+    ConnectionControl(7, True),
+    MessagePull(7, True, ConsumerId(CONNECTION, 1, 1)),
+]
+REFUSED: list[WireCommand] = [
+    ProducerInfo(7, True, ProducerId("ID:other-1:1", 1, 1)),
+    ConsumerInfo(7, True, ConsumerId("ID:other-1:1", 1, 1), destination=QUEUE),
+    SessionInfo(7, True, SessionId("ID:other-1:1", 1)),
+    RemoveInfo(7, True, ConnectionId("ID:other-1:1")),
+    TransactionInfo(7, True, OWN, LocalTransactionId(1, ConnectionId("ID:other-1:1")), 0),
+    TransactionInfo(7, True, OWN, XATransactionId(1, b"a", b"b"), 0),
+    TransactionInfo(7, True, OWN, XATransactionId(1, b"a", b"b"), 1),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1)),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QueueName("a,b")),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QueueName("a.>")),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=TopicName("ActiveMQ.Advisory.Connection")),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=TopicName("t"), subscription_name="s"),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=TopicName("t"), is_no_local=True),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QUEUE, selector="a ="),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QUEUE, is_network_subscription=True),
+    ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1), TopicName("ActiveMQ.Advisory.Connection")),
+    ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1), QueueName("ActiveMQ.Statistics.Broker")),
+    ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1), QueueName("")),
+    DestinationInfo(7, True, OWN, QUEUE, 1),
+    RemoveSubscriptionInfo(7, True, OWN, "s", "me"),
+    ControlCommand(7, True, "shutdown"),
+    BrokerInfo(7, True),
+    BlobMessage(7, True, message_id=message_id(1)),
+    MessageDispatch(7, True),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
+def test_request_is_answered_once(request_: WireCommand) -> None:
+    client = Client()
+    client.send(request_)
+    (answer,) = client.take_answers()
+    expected = DataArrayResponse if isinstance(request_, TransactionInfo) and request_.operation == 5 else Response
+    assert type(answer) is expected and isinstance(answer, Response) and answer.correlation_id == 7
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
+def test_command_that_asks_for_no_answer_gets_none(request_: WireCommand) -> None:
+    client = Client()
+    client.send(replace(request_, response_required=False))
+    assert client.take_answers() == []
+
+
+@pytest.mark.parametrize("request_", REFUSED, ids=lambda each: type(each).__name__)
+def test_refused_request_is_answered_once_and_alone(request_: WireCommand) -> None:
+    client = Client()
+    client.send(request_, KeepAliveInfo(8, True))
+    refusal, alive = client.take_answers()
+    if isinstance(alive, ExceptionResponse):
+        refusal, alive = alive, refusal
+    assert isinstance(refusal, ExceptionResponse) and refusal.correlation_id == 7
+    assert isinstance(alive, KeepAliveInfo)
+    assert [type(command) for command in client.take_commands()] == [InvalidFrame]
+
+
+@pytest.mark.parametrize("request_", REFUSED, ids=lambda each: type(each).__name__)
+def test_refused_command_that_asks_for_no_answer_is_a_connection_error(request_: WireCommand) -> None:
+    client = Client()
+    client.send(replace(request_, response_required=False))
+    (answer,) = client.take_answers()
+    assert isinstance(answer, ConnectionError) and answer.connection_id == OWN
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (Code.FORBIDDEN, "javax.jms.JMSSecurityException"),
+        (Code.DESTINATION, "javax.jms.InvalidDestinationException"),
+        (Code.SELECTOR, "javax.jms.InvalidSelectorException"),
+        (Code.NO_SPACE, "javax.jms.ResourceAllocationException"),
+        (Code.NOT_SUPPORTED, "javax.jms.JMSException"),
+    ],
+)
+def test_code_of_a_refusal_chooses_the_exception(code: Code, name: str) -> None:
+    assert exception_class(ErrorAnswer("no", code, "no")) == name
+
+
+def test_xa_exception_ends_with_its_code() -> None:
+    client = Client()
+    client.send(TransactionInfo(7, True, OWN, XATransactionId(1, b"a", b"b"), 1))
+    ((name, text),) = refusals(client.take_answers())
+    assert name == "javax.transaction.xa.XAException" and text.endswith("xaErrorCode:-3")
+
+
+def test_connection_ends_with_its_removal_and_shutdown() -> None:
+    client = Client()
+    client.consume()
+    client.send(RemoveInfo(7, True, OWN, 3))
+    assert client.take_commands() == [Disconnect([], 3)]
+    assert not client.session.is_closed
+    client.send(SessionInfo(8, True, SessionId(CONNECTION, 1)))
+    assert client.take_answers() == [Response(correlation_id=7)], "nothing is done after the end"
+    client.send(ShutdownInfo(9))
+    assert client.session.is_closed
+
+
+def test_shutdown_without_removal_leaves_a_lost_connection() -> None:
+    client = Client()
+    client.send(ShutdownInfo(9))
+    assert not client.session.is_closed
+
+
+def test_end_of_a_session_ends_its_consumers_in_one_step_and_forgets_its_producers() -> None:
+    client = Client()
+    client.consume(value=1, session=1)
+    client.consume(value=2, session=1)
+    client.consume(value=1, session=2)
+    client.send(ProducerInfo(7, False, ProducerId(CONNECTION, 1, 1), QUEUE))
+    client.send(ProducerInfo(7, False, ProducerId(CONNECTION, 1, 2), QUEUE))
+    client.take_commands()
+    client.send(RemoveInfo(7, True, SessionId(CONNECTION, 1), 5))
+    assert client.take_commands() == [Close(["1:1", "1:2"], 5), ForgetProducers([f"{CONNECTION}:1:1"])]
+    client.send(RemoveInfo(7, True, SessionId(CONNECTION, 2), -2))
+    assert client.take_commands() == [Close(["2:1"], None), ForgetProducers([f"{CONNECTION}:2:1"])]
+
+
+@pytest.mark.parametrize("split", [1, 3, 64])
+def test_split_of_the_bytes_changes_nothing(split: int) -> None:
+    client = Client()
+    data = b"".join(map(encode_frame, REQUESTS[:4]))
+    for at in range(0, len(data), split):
+        client.write(data[at : at + split])
+    assert len(client.take_answers()) == 4
+    assert [type(command) for command in client.take_commands()] == [OpenProducer, Subscribe, Credit]
+
+
+# ---- Messages ----
+
+
+def text_message(**options: Any) -> TextMessage:
+    sequence = options.pop("sequence", 1)
+    producer_id = options.pop("producer_id", ProducerId(CONNECTION, 1, 1))
+    options.setdefault("destination", QUEUE)
+    options.setdefault("command_id", 7)
+    return TextMessage(
+        producer_id=producer_id,
+        message_id=MessageId(None, producer_id, sequence),
+        content=b"\0\0\0\1a",
+        **options,
+    )
+
+
+def sent(client: Client) -> Send:
+    (send,) = client.take_commands()
+    assert isinstance(send, Send)
+    return send
+
+
+def test_persistent_message_of_a_fault_tolerant_client_has_a_number() -> None:
+    client = Client()
+    client.send(text_message(is_persistent=True, response_required=True, sequence=12))
+    send = sent(client)
+    assert (send.producer, send.number, send.transaction) == (f"{CONNECTION}:1:1", 12, None)
+    assert send.destination.name == "q" and send.message.form == OPENWIRE_FORM
+    assert client.take_answers() == [Response(correlation_id=7)]
+
+
+def test_transient_message_and_message_in_a_transaction_have_no_number() -> None:
+    client = Client()
+    client.send(text_message())
+    assert sent(client).producer is None
+    client.control(0)
+    client.take_commands()
+    client.send(text_message(is_persistent=True, transaction_id=client.transaction()))
+    send = sent(client)
+    assert (send.producer, send.transaction) == (None, "1")
+
+
+def test_equal_destinations_of_messages_are_one_object() -> None:
+    client = Client()
+    client.send(text_message(), text_message(sequence=2))
+    first, second = client.take_commands()
+    assert isinstance(first, Send) and isinstance(second, Send) and first.destination is second.destination
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"destination": TopicName("ActiveMQ.Advisory.Queue")},
+        {"destination": QueueName("a,topic://ActiveMQ.Advisory.Queue")},
+        {"destination": QueueName("a.*")},
+        {"producer_id": ProducerId("ID:other-1:1", 1, 1)},
+        {"marshalled_properties": encode_map({"AMQ_SCHEDULED_DELAY": TypedValue(Tag.LONG, 5)})},
+    ],
+)
+def test_refused_message_in_a_transaction_is_named_with_it(options: dict[str, Any]) -> None:
+    client = Client()
+    client.control(0)
+    client.take_commands()
+    client.send(text_message(transaction_id=client.transaction(), **options))
+    (command,) = client.take_commands()
+    assert isinstance(command, InvalidFrame) and command.transaction == "1"
+
+
+def test_content_that_looks_like_a_schedule_is_sent() -> None:
+    client = Client()
+    client.send(replace(text_message(), content=b"AMQ_SCHEDULED_DELAY"))
+    assert sent(client).message.form == OPENWIRE_FORM
+
+
+def test_message_without_an_answer_widens_its_producers_window() -> None:
+    client = Client()
+    producer_id = ProducerId(CONNECTION, 1, 1)
+    client.send(ProducerInfo(6, False, producer_id, None, window_size=5000))
+    properties = encode_map({"a": TypedValue(Tag.LONG, 5)})
+    client.send(text_message(marshalled_properties=properties))
+    assert client.take_answers() == [ProducerAck(producer_id=producer_id, size=1024 + 5 + len(properties))]
+    client.send(text_message(response_required=True))
+    assert client.take_answers() == [Response(correlation_id=7)]

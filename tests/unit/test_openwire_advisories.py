@@ -1,0 +1,178 @@
+"""Tests of advisories: which connections the broker tells of a temporary destination, and when."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.openwire_client import Client
+from truenext.model.message import SentMessage
+from truenext.wire.openwire import advisories
+from truenext.wire.openwire.advisories import AdvisoryBoard
+from truenext.wire.openwire.codec import produced_message
+from truenext.wire.openwire.structures import (
+    ConnectionId,
+    ConsumerInfo,
+    DestinationInfo,
+    MessageDispatch,
+    MessageId,
+    ProducerId,
+    QueueName,
+    RemoveInfo,
+    Structure,
+    TemporaryQueueName,
+    TextMessage,
+    TopicName,
+)
+
+OWNER = "ID:owner-1-1:1"
+REPLIES = TemporaryQueueName(f"{OWNER}:7")
+TOPICS = TopicName("ActiveMQ.Advisory.TempQueue,ActiveMQ.Advisory.TempTopic")
+
+
+def request(reply_to: TemporaryQueueName = REPLIES) -> SentMessage:
+    producer_id = ProducerId(OWNER, 1, 1)
+    return produced_message(
+        TextMessage(
+            producer_id=producer_id,
+            destination=QueueName("q"),
+            message_id=MessageId(None, producer_id, 1),
+            reply_to=reply_to,
+        )
+    ).message
+
+
+def subscribed(connection: str, board: AdvisoryBoard, *, user: str = "") -> Client:
+    client = Client(connection=connection, board=board, user=user)
+    client.send(ConsumerInfo(2, False, client.consumer_id(1, -1), destination=TOPICS, prefetch_size=1000))
+    return client
+
+
+def told(client: Client) -> list[tuple[str, int]]:
+    """Return the temporary destinations of which a client was told, with the operation."""
+    found = []
+    for answer in client.take_answers():
+        info = getattr(getattr(answer, "message", None), "data_structure", None)
+        if isinstance(info, DestinationInfo):
+            assert isinstance(answer, MessageDispatch) and answer.consumer_id == client.consumer_id(1, -1)
+            assert info.destination is not None and info.destination.name is not None
+            found.append((info.destination.name, info.operation))
+    return found
+
+
+ADDED = [(REPLIES.name, 0)]
+REMOVED = [(REPLIES.name, 1)]
+
+
+def get_request(client: Client, message: SentMessage | None = None) -> None:
+    client.deliver(1, message=message or request())
+
+
+@pytest.fixture
+def board() -> AdvisoryBoard:
+    return AdvisoryBoard()
+
+
+def test_client_is_told_once_and_before_the_message(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    get_request(client)
+    advisory, message = client.answers
+    assert isinstance(advisory, MessageDispatch) and isinstance(message, MessageDispatch)
+    assert isinstance(message.message, TextMessage)
+    assert told(client) == ADDED
+    get_request(client)
+    assert told(client) == []
+
+
+def test_request_of_a_stomp_client_is_told_too(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    header = b"destination:/queue/q\nreply-to:/remote-temp-queue/1f/b\n"
+    get_request(client, SentMessage(4, True, 0, header, b""))
+    assert told(client) == [("1f/b", 0)]
+
+
+def test_other_connections_of_the_process_and_user_are_told(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board, user="ann")
+    same = subscribed("ID:b-1-1:2", board, user="ann")
+    other_process = subscribed("ID:b-2-1:1", board, user="ann")
+    other_user = subscribed("ID:b-1-1:3", board, user="bob")
+    silent = Client(connection="ID:b-1-1:4", board=board, user="ann")
+    client.consume()
+    get_request(client)
+    assert told(client) == told(same) == ADDED
+    assert told(other_process) == told(other_user) == told(silent) == []
+    later = subscribed("ID:b-1-1:5", board, user="ann")
+    assert told(later) == ADDED
+
+
+def test_client_that_watches_no_advisories_gets_none(board: AdvisoryBoard) -> None:
+    client = Client(board=board)
+    client.consume()
+    get_request(client)
+    assert told(client) == []
+
+
+def owner_of_replies(board: AdvisoryBoard) -> Client:
+    owner = Client(connection=OWNER, board=board)
+    owner.send(DestinationInfo(3, False, ConnectionId(OWNER), REPLIES, 0))
+    return owner
+
+
+ENDS: list[Callable[[Client], None]] = [
+    lambda owner: owner.send(DestinationInfo(4, False, ConnectionId(OWNER), REPLIES, 1)),
+    lambda owner: owner.send(RemoveInfo(4, False, ConnectionId(OWNER), 0)),
+    lambda owner: owner.session.detach(),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["removed", "connection removed", "connection lost"])
+def test_who_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
+    owner = owner_of_replies(board)
+    client, same = subscribed("ID:b-1-1:1", board), subscribed("ID:b-1-1:2", board)
+    other = subscribed("ID:b-2-1:1", board)
+    client.consume()
+    get_request(client)
+    told(client)
+    told(same)
+    end(owner)
+    assert told(client) == told(same) == REMOVED
+    assert told(other) == []
+    get_request(client)
+    assert told(client) == ADDED, "a message may come late"
+
+
+def test_refused_removal_is_not_told(board: AdvisoryBoard) -> None:
+    owner = owner_of_replies(board)
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    get_request(client)
+    told(client)
+    owner.refuses = lambda _: True
+    owner.send(DestinationInfo(4, False, ConnectionId(OWNER), REPLIES, 1))
+    assert told(client) == []
+
+
+def test_board_forgets_a_process_with_its_last_connection(board: AdvisoryBoard) -> None:
+    clients = [subscribed(f"ID:b-1-1:{number}", board) for number in range(2)]
+    clients[0].consume()
+    get_request(clients[0])
+    for client in clients:
+        client.session.detach()
+    assert told(subscribed("ID:b-1-1:9", board)) == []
+
+
+def test_board_remembers_a_limited_number(board: AdvisoryBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisories, "TOLD_MAX", 2)
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    for number in (1, 2, 3, 1):
+        get_request(client, request(TemporaryQueueName(f"{OWNER}:{number}")))
+    assert told(client) == [(f"{OWNER}:{number}", 0) for number in (1, 2, 3, 1)]
+
+
+def test_acknowledgements_of_advisories_are_ignored(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    client.ack(2, None, 1, 751, consumer_id=client.consumer_id(1, -1), response_required=True)
+    answers: list[Structure] = client.take_answers()
+    assert len(answers) == 1 and client.take_commands() == []

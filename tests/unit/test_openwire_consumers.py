@@ -1,0 +1,422 @@
+"""Tests of the consumers of an OpenWire session: requests for messages, acknowledgements, transactions. The engine is
+one of the test."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.openwire_client import QUEUE, Client, message_id, refusals
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    AckRun,
+    Begin,
+    Browse,
+    Close,
+    Commit,
+    Credit,
+    InvalidFrame,
+    Nack,
+    Subscribe,
+)
+from truenext.model.destination import parse_address
+from truenext.model.limits import WINDOW_MAX
+from truenext.wire.openwire.consumers import (
+    DELIVERED,
+    EXPIRED,
+    INDIVIDUAL,
+    POISON,
+    REDELIVERED,
+    STANDARD,
+    UNMATCHED,
+)
+from truenext.wire.openwire.structures import (
+    ConsumerControl,
+    ConsumerInfo,
+    MessageAck,
+    MessageDispatch,
+    MessagePull,
+    RemoveInfo,
+    Response,
+    Throwable,
+)
+from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
+
+
+def consuming(prefetch: int = 10, *sequences: int) -> Client:
+    client = Client()
+    client.consume(prefetch)
+    client.deliver(*sequences)
+    client.take_answers()
+    return client
+
+
+DESTINATION = parse_address("/queue/q", "")
+
+
+# ---- Consumers ----
+
+
+def test_consumer_pulls_and_gets_its_prefetch_requested() -> None:
+    client = Client()
+    client.send(
+        ConsumerInfo(
+            5,
+            True,
+            client.consumer_id(),
+            destination=QUEUE,
+            prefetch_size=7,
+            priority=3,
+            is_exclusive=True,
+            selector="a = 'b'",
+        )
+    )
+    subscribe, credit = client.take_commands()
+    assert isinstance(subscribe, Subscribe)
+    assert (subscribe.subscription, subscribe.mode, subscribe.is_pulling) == ("1:1", AckMode.INDIVIDUAL, True)
+    assert (subscribe.priority, subscribe.is_exclusive) == (3, True)
+    assert subscribe.selector is not None and subscribe.selector.text == "a = 'b'"
+    assert credit == Credit("1:1", 7)
+    assert client.take_answers() == [Response(correlation_id=5)]
+
+
+def test_consumer_that_is_there_is_not_made_again() -> None:
+    client = consuming()
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=7))
+    assert client.take_commands() == [] and client.take_answers() == [Response(correlation_id=5)]
+
+
+def test_refused_consumer_gets_no_messages_and_can_be_made_again() -> None:
+    client = Client()
+    client.refuses = lambda command: isinstance(command, Subscribe)
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=7))
+    assert client.take_commands() == [] and len(refusals(client.take_answers())) == 1
+    client.refuses = lambda _: False
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=7))
+    assert [type(command) for command in client.take_commands()] == [Subscribe, Credit]
+
+
+def test_browser_is_shown_messages_and_holds_none() -> None:
+    client = Client()
+    client.send(ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, 500))
+    assert client.take_commands() == [Browse("1:1", DESTINATION)]
+    client.take_answers()
+    client.deliver(1, 2)
+    client.ack(STANDARD, 1, 2, 2)
+    client.send(MessagePull(6, False, client.consumer_id(), QUEUE, -1))
+    assert client.take_commands() == [] and len(client.take_answers()) == 2
+    client.read(client.session.replies.encode_end_of_browse("1:1", DESTINATION))
+    assert client.take_answers() == [MessageDispatch(consumer_id=client.consumer_id())]
+
+
+# ---- Requests ----
+
+
+def test_messages_are_requested_once_for_each_read() -> None:
+    client = consuming(4, 1, 2, 3, 4)
+    client.send(*[standard(client, sequence) for sequence in (1, 2, 3)])
+    assert client.take_commands() == [Ack("1:1", 1), Ack("1:1", 2), Ack("1:1", 3), Credit("1:1", 3)]
+
+
+def standard(client: Client, sequence: int) -> MessageAck:
+    each = message_id(sequence)
+    return MessageAck(9, False, QUEUE, None, client.consumer_id(), STANDARD, each, each, 1)
+
+
+def test_delivered_messages_widen_the_window_until_they_are_acknowledged() -> None:
+    client = consuming(2, 1, 2)
+    client.ack(DELIVERED, 1, 2, 2)
+    assert client.credit() == 2
+    client.ack(DELIVERED, 1, 2, 2)
+    assert client.credit() == 0
+    client.deliver(3, 4)
+    client.ack(STANDARD, 1, 2, 2)
+    assert client.take_commands() == [AckRun("1:1", [Ack("1:1", 1), Ack("1:1", 2)], 2)]
+    client.ack(STANDARD, 3, 3)
+    assert client.take_commands() == [Ack("1:1", 3), Credit("1:1", 1)]
+
+
+def test_prefetch_is_limited() -> None:
+    client = Client()
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=2**31 - 1))
+    assert client.take_commands()[1:] == [Credit("1:1", WINDOW_MAX)]
+
+
+def test_prefetch_0_requests_what_the_client_pulls() -> None:
+    client = consuming(0)
+    for timeout, credit in [
+        (0, Credit("1:1", 1, True, "pull")),
+        (-1, Credit("1:1", 1, False, "pull")),
+        (250, Credit("1:1", 1, True, "pull", 250)),
+    ]:
+        client.send(MessagePull(6, False, client.consumer_id(), QUEUE, timeout))
+        assert client.take_commands() == [credit]
+        frame = client.session.replies.encode_end_of_pull_request("1:1", DESTINATION, 1, "pull")
+        client.read(frame)
+        assert client.take_answers() == [MessageDispatch(consumer_id=client.consumer_id())]
+
+
+def test_prefetch_that_changes_is_requested_anew() -> None:
+    client = consuming(4, 1)
+    client.send(ConsumerControl(6, False, QUEUE, consumer_id=client.consumer_id(), prefetch=0))
+    assert client.take_commands() == [Credit("1:1", 0)]
+    client.read(client.session.replies.encode_end_of_pull_request("1:1", DESTINATION, 3, None))
+    assert client.take_answers() == []
+    client.send(ConsumerControl(6, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    assert client.credit() == 1
+
+
+# ---- Acknowledgements ----
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "count"), [(4, 4, 1), (1, 4, 3), (3, 2, 2), (1, 2, 2), (None, 3, 2), (1, 1, 2)]
+)
+def test_range_that_matches_nothing_in_order_of_dispatch_is_refused(first: int | None, last: int, count: int) -> None:
+    client = consuming(5, 2, 1, 3)
+    client.ack(STANDARD, first, last, count, response_required=True)
+    ((name, _),) = refusals(client.take_answers())
+    assert name == "javax.jms.JMSException"
+    (command,) = client.take_commands()
+    assert isinstance(command, InvalidFrame)
+
+
+def test_range_without_a_first_message_begins_with_the_first_dispatched() -> None:
+    client = consuming(5, 2, 1, 3)
+    client.ack(STANDARD, None, 1, 2)
+    assert client.take_commands()[0] == AckRun("1:1", [Ack("1:1", 2), Ack("1:1", 1)], 2)
+
+
+def test_run_that_the_engine_does_not_execute_follows_as_single_commands() -> None:
+    client = consuming(5, 1, 2, 3)
+    client.executes_runs = False
+    client.refuses = lambda command: command == Ack("1:1", 2)
+    client.ack(STANDARD, 1, 3, 3)
+    run, first, credit = client.take_commands()
+    assert isinstance(run, AckRun) and first == Ack("1:1", 1)
+    assert credit == Credit("1:1", 1), "only the first is acknowledged"
+
+
+@pytest.mark.parametrize("kind", [DELIVERED, STANDARD, POISON, REDELIVERED, EXPIRED])
+def test_acknowledgement_of_a_consumer_that_got_nothing_is_ignored(kind: int) -> None:
+    client = consuming(5)
+    client.ack(kind, 1, 1, response_required=True)
+    assert client.take_commands() == [] and client.take_answers() == [Response(correlation_id=9)]
+
+
+def test_individual_acknowledgement_of_what_is_not_held_is_ignored() -> None:
+    client = consuming(5, 1)
+    client.ack(INDIVIDUAL, None, 4, response_required=True)
+    assert client.take_commands() == [] and client.take_answers() == [Response(correlation_id=9)]
+    client.ack(INDIVIDUAL, None, 1)
+    assert client.take_commands() == [Ack("1:1", 1), Credit("1:1", 1)]
+
+
+def test_poison_rejects_its_range_with_its_cause() -> None:
+    client = consuming(5, 1, 2, 3)
+    client.ack(POISON, 1, 2, 2, poison_cause=Throwable("java.lang.Throwable", "too often"))
+    nacks, credit = client.take_commands()[:2], client.take_commands()
+    assert nacks == [Nack("1:1", each, is_rejected=True, cause="too often") for each in (1, 2)] and credit == []
+
+
+def test_expired_messages_fail_without_rejection() -> None:
+    client = consuming(5, 1, 2)
+    client.ack(EXPIRED, 1, 1)
+    nack, _ = client.take_commands()
+    assert isinstance(nack, Nack) and (nack.sequence, nack.is_rejected) == (1, False)
+
+
+def test_redelivered_changes_nothing() -> None:
+    client = consuming(5, 1, 2)
+    client.ack(REDELIVERED, 1, 2, 2)
+    assert client.take_commands() == []
+
+
+def test_unmatched_is_refused() -> None:
+    client = consuming(5, 1)
+    client.ack(UNMATCHED, 1, 1)
+    assert [type(command) for command in client.take_commands()] == [InvalidFrame]
+
+
+# ---- Transactions ----
+
+
+def test_acknowledgements_wait_for_commit_and_their_messages_stay() -> None:
+    client = consuming(3, 1, 2, 3)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 2, 2, transaction=1)
+    assert client.take_commands() == [Begin("1"), Credit("1:1", 2)], "what is delivered widens the window"
+    client.deliver(4, 5)
+    client.take_answers()
+    client.control(COMMIT_ONE_PHASE)
+    (commit,) = client.take_commands()
+    assert commit == Commit("1", acks=[Ack("1:1", 1), Ack("1:1", 2)])
+    assert client.take_answers() == [Response(correlation_id=8)]
+    client.ack(STANDARD, 3, 3)
+    assert client.take_commands() == [Ack("1:1", 3), Credit("1:1", 1)]
+
+
+def test_begin_of_an_open_transaction_does_nothing() -> None:
+    client = consuming(3)
+    client.control(BEGIN)
+    client.control(BEGIN)
+    assert client.take_commands() == [Begin("1")]
+
+
+def test_rollback_leaves_messages_with_their_consumer_and_does_not_widen_its_window() -> None:
+    client = consuming(2, 1, 2)
+    client.ack(DELIVERED, 1, 2, 2)
+    client.deliver(3, 4)
+    client.take_commands()
+    for value in range(1, 4):
+        client.control(BEGIN, value)
+        client.ack(STANDARD, 1, 2, 2, transaction=value)
+        client.control(ROLLBACK, value)
+        client.ack(DELIVERED, 1, 2, 2)
+        assert client.take_commands() == [Begin(str(value)), Abort(str(value), counts_all=False)]
+    client.control(BEGIN, 9)
+    client.ack(STANDARD, 1, 2, 2, transaction=9)
+    client.control(COMMIT_ONE_PHASE, 9)
+    assert Commit("9", acks=[Ack("1:1", 1), Ack("1:1", 2)]) in client.take_commands()
+
+
+def test_refused_commit_ends_the_transaction_and_its_messages_stay() -> None:
+    client = consuming(3, 1)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.take_commands()
+    client.take_answers()
+    client.refuses = lambda command: isinstance(command, Commit)
+    client.control(COMMIT_ONE_PHASE)
+    assert client.take_commands()[0] == Abort("1", counts_all=False)
+    assert len(client.take_answers()) == 1
+    client.refuses = lambda _: False
+    client.control(BEGIN, 2)
+    client.ack(STANDARD, 1, 1, transaction=2)
+    client.control(COMMIT_ONE_PHASE, 2)
+    assert Commit("2", acks=[Ack("1:1", 1)]) in client.take_commands()
+
+
+def test_commit_of_a_transaction_that_is_not_open_is_left_to_the_engine() -> None:
+    client = consuming(3)
+    client.control(COMMIT_ONE_PHASE, 5)
+    assert client.take_commands() == [Commit("5", acks=[])]
+
+
+def test_rollback_of_a_transaction_that_is_not_open_is_answered() -> None:
+    client = consuming(3)
+    client.control(ROLLBACK, 5)
+    assert client.take_commands() == [] and client.take_answers() == [Response(correlation_id=8)]
+
+
+@pytest.mark.parametrize("kind", [POISON, REDELIVERED, EXPIRED])
+def test_other_acknowledgements_in_a_transaction_are_refused(kind: int) -> None:
+    client = consuming(3, 1)
+    client.control(BEGIN)
+    client.take_commands()
+    client.ack(kind, 1, 1, transaction=1)
+    (command,) = client.take_commands()
+    assert isinstance(command, InvalidFrame) and command.transaction == "1"
+
+
+def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.take_commands()
+    client.send(RemoveInfo(7, False, client.consumer_id(), 2))
+    assert client.take_commands() == [Ack("1:1", 1, "1"), Close(["1:1"], 2)]
+    client.control(COMMIT_ONE_PHASE)
+    assert client.take_commands() == [Commit("1", acks=[])]
+
+
+@pytest.mark.parametrize(("named", "last"), [(-2, None), (-1, None), (0, 0), (5, 5)])
+def test_end_of_a_consumer_names_what_was_delivered_last(named: int, last: int | None) -> None:
+    client = consuming(3)
+    client.send(RemoveInfo(7, True, client.consumer_id(), named))
+    assert client.take_commands() == [Close(["1:1"], last)]
+    client.send(RemoveInfo(7, True, client.consumer_id(), named))
+    assert client.take_commands() == []
+
+
+# ---- The window, whatever the client does ----
+
+
+class Window(RuleBasedStateMachine):
+    """A transacted client of one consumer, and a broker that delivers what was requested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefetch = 3
+        self.client = consuming(self.prefetch)
+        self.requested = self.prefetch
+        self.held: list[int] = []
+        self.reported: set[int] = set()
+        self.kept: list[int] = []
+        self.sequence = 0
+        self.transaction = 0
+        self.is_open = False
+
+    def note(self) -> None:
+        for command in self.client.take_commands():
+            if isinstance(command, Credit):
+                self.requested += command.messages
+
+    @precondition(lambda self: self.requested)
+    @rule(count=st.integers(1, 4))
+    def deliver(self, count: int) -> None:
+        for _ in range(min(count, self.requested)):
+            self.sequence += 1
+            self.held.append(self.sequence)
+            self.requested -= 1
+            self.client.deliver(self.sequence)
+
+    @precondition(lambda self: self.held)
+    @rule(at=st.integers(0, 5))
+    def report(self, at: int) -> None:
+        last = self.held[min(at, len(self.held) - 1)]
+        self.client.ack(DELIVERED, self.held[0], last, self.held.index(last) + 1)
+        self.reported |= set(self.held[: self.held.index(last) + 1])
+        self.note()
+
+    @rule()
+    def begin(self) -> None:
+        if not self.is_open:
+            self.transaction += 1
+            self.client.control(BEGIN, self.transaction)
+            self.is_open = True
+
+    @precondition(lambda self: self.is_open and self.held)
+    @rule(at=st.integers(0, 5))
+    def keep(self, at: int) -> None:
+        last = self.held[min(at, len(self.held) - 1)]
+        covered = self.held[: self.held.index(last) + 1]
+        self.client.ack(STANDARD, self.held[0], last, len(covered), transaction=self.transaction)
+        self.kept = covered if len(covered) > len(self.kept) else self.kept
+        self.reported |= set(covered)
+        self.note()
+
+    @precondition(lambda self: self.is_open)
+    @rule(commits=st.booleans())
+    def end(self, commits: bool) -> None:
+        self.client.control(COMMIT_ONE_PHASE if commits else ROLLBACK, self.transaction)
+        if commits:
+            self.held = [each for each in self.held if each not in self.kept]
+        self.kept, self.is_open = [], False
+        self.note()
+
+    @precondition(lambda self: self.held and not self.is_open)
+    @rule(count=st.integers(1, 3), is_poison=st.booleans())
+    def settle(self, count: int, is_poison: bool) -> None:
+        covered = self.held[:count]
+        self.client.ack(POISON if is_poison else STANDARD, covered[0], covered[-1], len(covered))
+        self.held = self.held[len(covered) :]
+        self.note()
+
+    @invariant()
+    def consumer_may_always_hold_its_prefetch_and_what_was_reported(self) -> None:
+        assert len(self.held) + self.requested == self.prefetch + len(self.reported & set(self.held))
+
+
+TestWindow = Window.TestCase
