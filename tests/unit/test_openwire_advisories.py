@@ -142,6 +142,12 @@ def test_who_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Cl
     assert told(client) == ADDED, "a message may come late"
 
 
+def test_process_of_the_owner_is_told_from_the_start(board: AdvisoryBoard) -> None:
+    same, other = subscribed("ID:owner-1-1:2", board), subscribed("ID:b-1-1:1", board)
+    owner = owner_of_replies(board)
+    assert told(same) == ADDED and told(other) == told(owner) == []
+
+
 def test_refused_removal_is_not_told(board: AdvisoryBoard) -> None:
     owner = owner_of_replies(board)
     client = subscribed("ID:b-1-1:1", board)

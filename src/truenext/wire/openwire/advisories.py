@@ -3,7 +3,7 @@
 A client sends to a temporary destination of another connection only once an advisory has told it. ActiveMQ tells each
 client of all of them. Their names can be guessed, so here a client is told just before it gets a message with that
 reply-to. All connections of its process are told at once, as a program may send its reply through another one; their
-later connections are told when they subscribe to the advisories.
+later connections are told when they subscribe to the advisories. The process of the owner is told from the start.
 """
 
 from collections.abc import Callable
@@ -76,8 +76,8 @@ class AdvisoryBoard:
     def tell(self, process: Process, teller: "Advisories", name: PhysicalName) -> bytes:
         """Tell a process of a temporary destination, if it was not told before. Returns the frames for `teller`; those
         for other connections are sent at once."""
-        told = self._told[process]
-        if name in told:
+        told = self._told.get(process)
+        if told is None or name in told:
             return b""
         if len(told) >= TOLD_MAX:
             del told[next(iter(told))]
@@ -135,7 +135,11 @@ class Advisories:
             self._board.leave(self._process, self)
 
     def add_own(self, name: PhysicalName) -> None:
-        self._own[name] = None
+        """Add a temporary destination of this connection. The other connections of its process are told now: the client
+        may ask and answer on two of them, and would read the message on one before the advisory on the other."""
+        if name not in self._own:
+            self._own[name] = None
+            self._board.tell(self._process, self, name)
 
     def end_own(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination of this connection."""
