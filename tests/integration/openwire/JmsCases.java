@@ -595,6 +595,9 @@ public final class JmsCases {
                             }
                         } catch (TransactionRolledBackException error) {
                             // The client has rolled back itself.
+                        } catch (javax.jms.IllegalStateException error) {
+                            // The connection was lost in the transaction.
+                            session.rollback();
                         }
                     }
                 } catch (JMSException error) {

@@ -48,7 +48,7 @@ class Programs:
     def start(self, case: str, url: str, *arguments: str) -> "subprocess.Popen[str]":
         """Start a case of JmsCases. What it prints can be read from its `stdout`."""
         return subprocess.Popen(
-            self._command(case, url, *arguments), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command(case, url, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def _command(self, case: str, url: str, *arguments: str) -> list[str]:

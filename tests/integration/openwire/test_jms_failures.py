@@ -1,5 +1,6 @@
 """Tests of `failover:` with the unmodified client of ActiveMQ: the broker is killed, and starts at the same ports."""
 
+import random
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.cutting_proxy import Cut, CuttingProxy
 from tests.integration.openwire.java import Programs, missing_reason
 from tests.integration.raw_client import bodies
 
@@ -64,4 +66,40 @@ def test_transacted_copy_leaves_each_message_in_one_queue_through_kills(
     program = java.start("copy_through_failures", own_broker.openwire_url, "q", "5")
     said = run_through_kills(own_broker, program, every=40, kills=3)
     assert said[-1] == "done", "\n".join(said)
+    assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))
+
+
+class OftenCuttingProxy(CuttingProxy):
+    """Proxy that cuts as many connections as it has plans, each at another byte; later ones stay."""
+
+    def __init__(self, broker_port: int, cuts: list[Cut]) -> None:
+        super().__init__(broker_port)
+        self.cuts = cuts
+
+    def _connect(self, client: socket.socket) -> None:
+        self.expect(self.cuts.pop() if self.cuts else Cut())
+        super()._connect(client)
+
+
+def draw_cuts(dice: random.Random, count: int) -> list[Cut]:
+    cuts = []
+    for _ in range(count):
+        # Half of them in the handshake and the replay, which a client of five sessions does in some 3 KB.
+        size = dice.randrange(1, dice.choice([3000, 30_000]))
+        is_reset = dice.random() < 0.5
+        cuts.append(Cut(up=size, is_reset=is_reset) if dice.random() < 0.5 else Cut(down=size, is_reset=is_reset))
+    return cuts
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_transacted_copy_leaves_each_message_in_one_queue_through_cuts(
+    own_broker: BrokerProcess, java: Programs, seed: int
+) -> None:
+    java.run("send_many", own_broker.openwire_url, "q", "200")
+    port = int(own_broker.openwire_url.rpartition(":")[2])
+    with OftenCuttingProxy(port, draw_cuts(random.Random(seed), 20)) as proxy:
+        program = java.start("copy_through_failures", f"tcp://127.0.0.1:{proxy.port}", "q", "5")
+        said, _ = program.communicate(timeout=PATIENCE_SECONDS)
+        assert not proxy.cuts, said
+    assert said.splitlines()[-1] == "done", said
     assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))

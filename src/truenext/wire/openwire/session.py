@@ -171,7 +171,7 @@ class OpenWireSession:
                 except RemoteProtocolError as error:
                     if not self._connection_id:
                         raise
-                    yield InvalidFrame(str(error), error.code, self._transaction_of(structure))
+                    yield from self._refuse(structure, error)
                 if self.is_closed:
                     return
             self.last_receipt = None
@@ -235,17 +235,24 @@ class OpenWireSession:
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
         self._check_owner(ack.consumer_id, "consumer")
-        if consumer.is_browser or not consumer.has_received:
-            # After a new connection the client may acknowledge what an earlier one has got.
+        if consumer.is_browser:
             return
         name = self._transactions.name_of(ack.transaction_id)
         if name is not None and ack.ack_type:
             self._transactions.keep(ack, name, consumer)
-        else:
+        elif consumer.has_received:
+            # Otherwise the client acknowledges what an earlier connection has got.
             for command in self._consumers.acknowledge(ack, consumer):
                 yield command
                 if self._is_refused:
                     return
+
+    def _refuse(self, structure: Structure | ProducedMessage, error: RemoteProtocolError) -> Iterator[Command]:
+        """Refuse a command that the engine does not get."""
+        yield InvalidFrame(str(error), error.code, self._transaction_of(structure))
+        self.last_receipt = None
+        if isinstance(structure, TransactionInfo):
+            yield from self._transactions.abort_refused(structure)
 
     def _transaction_of(self, structure: Structure | ProducedMessage) -> str | None:
         """Return the transaction that a refusal of this command makes rollback-only."""

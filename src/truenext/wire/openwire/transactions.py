@@ -25,6 +25,8 @@ class Transactions:
         """Id of the connection. Ids of transactions contain it."""
         self._open: dict[str, dict[Consumer, None]] = {}
         """Consumers with kept messages, of each open transaction."""
+        self._unmatched: set[str] = set()
+        """Open transactions with an acknowledgement that matches nothing that its consumer holds."""
 
     def name_of(self, transaction_id: TransactionId | None) -> str | None:
         """Return the name of the transaction in which a command is; None if it is in none.
@@ -62,6 +64,11 @@ class Transactions:
             self._forget(name)
 
     def _commit(self, name: str) -> Iterator[Command]:
+        if name in self._unmatched:
+            raise RemoteProtocolError(
+                f"transaction {name} is rolled back: it acknowledges messages that an earlier connection has got",
+                Code.ROLLED_BACK,
+            )
         kept = self._kept(name)
         yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
         for consumer, sequence in kept:
@@ -80,6 +87,9 @@ class Transactions:
     def keep(self, ack: MessageAck, name: str, consumer: Consumer) -> None:
         """Keep the messages that an acknowledgement in a transaction covers.
 
+        If the acknowledgement matches nothing, because the messages went to an earlier connection, the transaction
+        cannot be committed: else what it sends would come from messages that are delivered again.
+
         Raises: RemoteProtocolError if the transaction is not open, or the consumer does not hold the messages
         """
         if ack.ack_type not in (STANDARD, INDIVIDUAL):
@@ -90,15 +100,19 @@ class Transactions:
         if touched is None:
             raise RemoteProtocolError(f"transaction {name} is not open", Code.NO_TRANSACTION)
         if ack.ack_type == STANDARD:
-            covered = self._consumers.require_covered(ack, consumer)
+            covered = consumer.covered(ack)
+            is_matched = len(covered) == ack.message_count
         else:
             last = ack.last_message_id
-            covered = [] if last is None else [last.broker_sequence_id]
+            covered = [] if last is None or last.broker_sequence_id not in consumer.held else [last.broker_sequence_id]
+            is_matched = covered != []
+        if not is_matched:
+            self._unmatched.add(name)
+            return
         touched[consumer] = None
         for sequence in covered:
-            if sequence in consumer.held:
-                consumer.kept.setdefault(sequence, name)
-                consumer.mark_one_delivered(sequence)
+            consumer.kept.setdefault(sequence, name)
+            consumer.mark_one_delivered(sequence)
         self._consumers.on_changed(consumer)
 
     def _kept(self, name: str) -> list[tuple[Consumer, int]]:
@@ -112,6 +126,7 @@ class Transactions:
 
     def _forget(self, name: str) -> None:
         """Forget an ended transaction. What it has kept stays with the consumers."""
+        self._unmatched.discard(name)
         for consumer in self._open.pop(name, ()):
             consumer.kept = {sequence: other for sequence, other in consumer.kept.items() if other != name}
             self._consumers.on_changed(consumer)
