@@ -47,7 +47,13 @@ class Delivered(NamedTuple):
 
 class Client:
     def __init__(
-        self, *, connection: str = CONNECTION, board: AdvisoryBoard | None = None, logs_in: bool = True, user: str = ""
+        self,
+        *,
+        connection: str = CONNECTION,
+        board: AdvisoryBoard | None = None,
+        logs_in: bool = True,
+        user: str = "",
+        is_reconnect: bool = False,
     ) -> None:
         self.session = OpenWireSession(session_id="s", identity="b1", server_name="x", board=board)
         self.session.attach(self.take_outgoing)
@@ -63,7 +69,16 @@ class Client:
         self.number = 0
         self.write(encode_wire_format_info())
         if logs_in:
-            self.send(ConnectionInfo(1, True, ConnectionId(connection), user_name=user, is_fault_tolerant=True))
+            self.send(
+                ConnectionInfo(
+                    1,
+                    True,
+                    ConnectionId(connection),
+                    user_name=user,
+                    is_fault_tolerant=True,
+                    is_failover_reconnect=is_reconnect,
+                )
+            )
         self.take_commands()
         self.take_answers()
 

@@ -142,6 +142,17 @@ def test_who_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Cl
     assert told(client) == ADDED, "a message may come late"
 
 
+def test_who_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
+    owner = owner_of_replies(board)
+    client, other = subscribed("ID:b-1-1:1", board), subscribed("ID:b-2-1:1", board)
+    client.consume()
+    get_request(client)
+    owner.session.detach()
+    assert told(client) == ADDED + REMOVED
+    owner_of_replies(board)
+    assert told(client) == ADDED and told(other) == []
+
+
 def test_process_of_the_owner_is_told_from_the_start(board: AdvisoryBoard) -> None:
     same, other = subscribed("ID:owner-1-1:2", board), subscribed("ID:b-1-1:1", board)
     owner = owner_of_replies(board)

@@ -36,9 +36,12 @@ from truenext.wire.openwire.structures import (
     ConsumerInfo,
     MessageAck,
     MessageDispatch,
+    MessageId,
     MessagePull,
+    ProducerId,
     RemoveInfo,
     Response,
+    TextMessage,
     Throwable,
 )
 from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
@@ -329,6 +332,77 @@ def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
     assert client.take_commands() == [Ack("1:1", 1, "1"), Close(["1:1"], 2)]
     client.control(COMMIT_ONE_PHASE)
     assert client.take_commands() == [Commit("1", acks=[])]
+
+
+def commit_is_refused(client: Client) -> bool:
+    """Commit transaction 1, and return whether that is refused and the transaction aborted."""
+    client.take_commands()
+    client.take_answers()
+    client.control(COMMIT_ONE_PHASE)
+    commands = [command for command in client.take_commands() if not isinstance(command, Credit)]
+    found = refusals(client.take_answers())
+    if not found:
+        assert [type(command) for command in commands] == [Commit]
+        return False
+    assert [name for name, _ in found] == ["javax.jms.TransactionRolledBackException"]
+    assert isinstance(commands[0], InvalidFrame) and commands[1:] == [Abort("1", counts_all=False)]
+    return True
+
+
+@pytest.mark.parametrize("kind", [STANDARD, INDIVIDUAL])
+@pytest.mark.parametrize("got", [(), (7,)])
+def test_transaction_that_acknowledges_what_an_earlier_connection_got_is_rolled_back(
+    kind: int, got: tuple[int, ...]
+) -> None:
+    client = consuming(3, *got)
+    client.control(BEGIN)
+    client.ack(kind, 1, 1, transaction=1)
+    assert refusals(client.take_answers()) == []
+    assert commit_is_refused(client)
+
+
+def test_transaction_whose_range_has_lost_a_message_is_rolled_back() -> None:
+    client = consuming(3, 1, 3)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 3, 3, transaction=1)
+    assert commit_is_refused(client)
+
+
+@pytest.mark.parametrize("session", [1, 2])
+@pytest.mark.parametrize("is_acknowledging", [False, True])
+def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_session_consumes(
+    session: int, is_acknowledging: bool
+) -> None:
+    client = Client(is_reconnect=True)
+    client.consume(0)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, session))
+    client.send(ConsumerControl(6, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    client.deliver(1)
+    if is_acknowledging:
+        client.ack(STANDARD, 1, 1, transaction=1)
+    assert commit_is_refused(client) == (session == 1 and not is_acknowledging)
+
+
+@pytest.mark.parametrize("is_reconnect", [False, True])
+def test_transaction_that_is_begun_on_this_connection_needs_no_acknowledgements(is_reconnect: bool) -> None:
+    client = Client(is_reconnect=is_reconnect)
+    client.consume(0)
+    client.send(ConsumerControl(6, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    assert not commit_is_refused(client)
+
+
+def message_in_transaction(client: Client, session: int) -> TextMessage:
+    producer_id = ProducerId(client.connection, 1, session)
+    return TextMessage(
+        7,
+        producer_id=producer_id,
+        destination=QUEUE,
+        transaction_id=client.transaction(),
+        message_id=MessageId(None, producer_id, 1),
+    )
 
 
 @pytest.mark.parametrize(("named", "last"), [(-2, None), (-1, None), (0, 0), (5, 5)])

@@ -570,7 +570,8 @@ public final class JmsCases {
 
     /** Copies in transactions of several sessions through failures of the broker, until nothing comes any more. */
     static final Case COPY_THROUGH_FAILURES = () -> {
-        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=20&maxReconnectDelay=100");
+        // Shorter delays are too much for the client: it then does not give all its consumers their prefetch back.
+        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=200&maxReconnectDelay=200");
         int sessions = Integer.parseInt(more[0]);
         java.util.concurrent.atomic.AtomicInteger copied = new java.util.concurrent.atomic.AtomicInteger();
         List<Thread> threads = new ArrayList<>();

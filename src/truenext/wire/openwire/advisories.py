@@ -58,6 +58,8 @@ class AdvisoryBoard:
         """Connections of each process that get advisories."""
         self._told: dict[Process, dict[PhysicalName, None]] = {}
         """Temporary destinations that each process was told, the oldest first."""
+        self._ended: dict[PhysicalName, list[Process]] = {}
+        """Processes that were told of the end of a temporary destination, the oldest end first."""
 
     def join(self, process: Process, advisories: "Advisories") -> None:
         """Add a connection, and tell it what its process was told."""
@@ -89,11 +91,27 @@ class AdvisoryBoard:
 
     def end(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination, wherever it was told."""
-        for process, told in self._told.items():
-            if name in told:
-                del told[name]
-                for member in list(self._members[process]):
-                    member.send(member.encode(name, is_removed=True))
+        processes = [process for process, told in self._told.items() if name in told]
+        for process in processes:
+            del self._told[process][name]
+            self._send(process, name, is_removed=True)
+        if processes:
+            self._ended[name] = processes
+            if len(self._ended) > TOLD_MAX:
+                del self._ended[next(iter(self._ended))]
+
+    def begin_again(self, name: PhysicalName) -> None:
+        """Tell of a temporary destination that its client has made again on a new connection, wherever its end was
+        told: an answer may still be on its way."""
+        for process in self._ended.pop(name, ()):
+            told = self._told.get(process)
+            if told is not None and name not in told:
+                told[name] = None
+                self._send(process, name)
+
+    def _send(self, process: Process, name: PhysicalName, *, is_removed: bool = False) -> None:
+        for member in list(self._members[process]):
+            member.send(member.encode(name, is_removed=is_removed))
 
 
 class Advisories:
@@ -139,6 +157,7 @@ class Advisories:
         may ask and answer on two of them, and would read the message on one before the advisory on the other."""
         if name not in self._own:
             self._own[name] = None
+            self._board.begin_again(name)
             self._board.tell(self._process, self, name)
 
     def end_own(self, name: PhysicalName) -> None:

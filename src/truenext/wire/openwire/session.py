@@ -62,6 +62,7 @@ from truenext.wire.openwire.structures import (
     ProducerInfo,
     RemoveInfo,
     RemoveSubscriptionInfo,
+    Response,
     SessionId,
     SessionInfo,
     ShutdownInfo,
@@ -223,6 +224,8 @@ class OpenWireSession:
         name = None
         if produced.transaction_id is not None:
             name = self._transactions.name_of(produced.transaction_id)
+            if name is not None:
+                self._transactions.note_message(name, produced.producer_id.session_id)
         for command in self._producers.send(produced, name):
             yield command
             if self._is_refused:
@@ -302,6 +305,7 @@ class OpenWireSession:
         self.client_id = (info.client_id or "")[:NAME_LENGTH_MAX]
         self._connection_id = self._transactions.connection_id = connection_id
         self._producers.numbers_sends = info.is_fault_tolerant
+        self._transactions.is_recovering = info.is_failover_reconnect
         return Login(
             user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
         )
@@ -341,6 +345,11 @@ class OpenWireSession:
             self._advisories.add(info.consumer_id)
         else:
             yield from self._consumers.add(info)
+
+    def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
+        # A client that has repeated all its commands gives its consumers their prefetch back.
+        self._transactions.is_recovering = False
+        yield from self._consumers.control(control)
 
     def _control_transaction(self, info: TransactionInfo) -> Iterator[Command]:
         if info.operation == RECOVER:
@@ -422,12 +431,12 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     ConsumerInfo: OpenWireSession._add_consumer,
     MessageAck: OpenWireSession._acknowledge,
     MessagePull: lambda session, pull: session._consumers.pull(pull),
-    ConsumerControl: lambda session, control: session._consumers.control(control),
+    ConsumerControl: OpenWireSession._control_consumer,
     TransactionInfo: OpenWireSession._control_transaction,
     DestinationInfo: OpenWireSession._control_destination,
     RemoveInfo: OpenWireSession._remove,
     KeepAliveInfo: OpenWireSession._keep_alive,
-    **dict.fromkeys((ConnectionControl, FlushCommand), _ignore),
+    **dict.fromkeys((ConnectionControl, FlushCommand, Response), _ignore),
     **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
 }
 _REFUSED: dict[type[Structure], str] = {

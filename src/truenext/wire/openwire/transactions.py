@@ -27,6 +27,10 @@ class Transactions:
         """Consumers with kept messages, of each open transaction."""
         self._unmatched: set[str] = set()
         """Open transactions with an acknowledgement that matches nothing that its consumer holds."""
+        self.is_recovering = False
+        """True while the client repeats what it has begun on an earlier connection."""
+        self._repeated: dict[str, set[int]] = {}
+        """Open transactions that the client has repeated, with the sessions from which their messages came."""
 
     def name_of(self, transaction_id: TransactionId | None) -> str | None:
         """Return the name of the transaction in which a command is; None if it is in none.
@@ -57,6 +61,8 @@ class Transactions:
                 # A lost connection counts an attempt for what an ended consumer has left to the transaction.
                 yield Begin(name)
                 self._open[name] = {}
+                if self.is_recovering:
+                    self._repeated[name] = set()
         elif info.operation == COMMIT_ONE_PHASE:
             yield from self._commit(name)
         elif name in self._open:
@@ -64,16 +70,28 @@ class Transactions:
             self._forget(name)
 
     def _commit(self, name: str) -> Iterator[Command]:
-        if name in self._unmatched:
+        kept = self._kept(name)
+        if name in self._unmatched or (not kept and self._has_lost_acknowledgements(name)):
             raise RemoteProtocolError(
-                f"transaction {name} is rolled back: it acknowledges messages that an earlier connection has got",
+                f"transaction {name} is rolled back: what it acknowledges was delivered to an earlier connection",
                 Code.ROLLED_BACK,
             )
-        kept = self._kept(name)
         yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
         for consumer, sequence in kept:
             consumer.remove(sequence)
         self._forget(name)
+
+    def note_message(self, name: str, session_id: int) -> None:
+        """Note that a message of a session is sent in a transaction."""
+        sessions = self._repeated.get(name)
+        if sessions is not None:
+            sessions.add(session_id)
+
+    def _has_lost_acknowledgements(self, name: str) -> bool:
+        """Return whether a transaction without acknowledgements may have had some on an earlier connection. The client
+        repeats BEGIN and messages, not acknowledgements, and may send COMMIT before it notices."""
+        sessions = self._repeated.get(name, ())
+        return any(consumer.id.session_id in sessions for consumer in self._consumers.by_subscription.values())
 
     def abort_refused(self, info: TransactionInfo) -> Iterator[Command]:
         """Abort a transaction whose COMMIT was refused: the client takes it for rolled back, and does not say so."""
@@ -127,6 +145,7 @@ class Transactions:
     def _forget(self, name: str) -> None:
         """Forget an ended transaction. What it has kept stays with the consumers."""
         self._unmatched.discard(name)
+        self._repeated.pop(name, None)
         for consumer in self._open.pop(name, ()):
             consumer.kept = {sequence: other for sequence, other in consumer.kept.items() if other != name}
             self._consumers.on_changed(consumer)
