@@ -15,9 +15,9 @@ from truenext.wire.openwire.structures import (
     ConsumerId,
     DataArrayResponse,
     DestinationInfo,
+    JmsMessage,
     LocalTransactionId,
     MapMessage,
-    Message,
     MessageId,
     ObjectMessage,
     PhysicalDestination,
@@ -93,7 +93,7 @@ def _field(owner: type[Structure], name: str, annotation: Any) -> st.SearchStrat
             elements = TRANSACTIONS
         return st.lists(elements, max_size=3).map(tuple)
     if get_origin(annotation) is Annotated:
-        if name == "priority" and issubclass(owner, Message):
+        if name == "priority" and issubclass(owner, JmsMessage):
             return st.integers(0, 9)
         return NUMBERS[get_args(annotation)[1]]
     if annotation is bool:
@@ -107,7 +107,7 @@ def _field(owner: type[Structure], name: str, annotation: Any) -> st.SearchStrat
         ProducerId: PRODUCERS,
         LocalTransactionId: TRANSACTIONS,
         MessageId: MESSAGE_IDS,
-        Message: st.deferred(lambda: structures(28)),
+        JmsMessage: st.deferred(lambda: structures(28)),
         Structure: st.builds(DestinationInfo, NUMBERS[4], st.booleans(), st.none(), DESTINATIONS),
     }
     if name == "mime_type":
@@ -138,8 +138,8 @@ def structures(number: int) -> st.SearchStrategy[Any]:
 
 COMMANDS = [number for number in structure_classes() if number < 100]
 """Type numbers of frames."""
-MESSAGE_CLASSES: list[type[Message]] = [
-    Message,
+MESSAGE_CLASSES: list[type[JmsMessage]] = [
+    JmsMessage,
     BytesMessage,
     MapMessage,
     ObjectMessage,
@@ -149,9 +149,9 @@ MESSAGE_CLASSES: list[type[Message]] = [
 
 
 @st.composite
-def produced(draw: st.DrawFn) -> Message:
+def produced(draw: st.DrawFn) -> JmsMessage:
     """Message as a JMS client could send it: often one that only has the usual fields."""
-    make: type[Message] = draw(st.sampled_from(MESSAGE_CLASSES))
+    make: type[JmsMessage] = draw(st.sampled_from(MESSAGE_CLASSES))
     producer = draw(PRODUCERS)
     usual: dict[str, Any] = {
         "command_id": draw(NUMBERS[4]),

@@ -27,16 +27,16 @@ from truenext.model.loose_fields import (
     encode_value,
 )
 from truenext.wire.openwire import codec
-from truenext.wire.openwire.codec import Decoder, ProducedMessage, produced_message
+from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage, produced_message
 from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_structure
 from truenext.wire.openwire.handshake import OPENWIRE_VERSION, encode_wire_format_info, negotiate
 from truenext.wire.openwire.structures import (
     ConnectionId,
     ConnectionInfo,
     ConsumerId,
+    JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
-    Message,
     MessageAck,
     MessageId,
     ProducerId,
@@ -85,9 +85,9 @@ Commands = list[Structure | ProducedMessage]
 OPENING = encode_frame(WireFormatInfo(12))
 
 
-def connected() -> Decoder:
+def connected() -> OpenWireDecoder:
     """Decoder of a connection that has logged in."""
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     decoder.receive(OPENING)
     decoder.is_connected = True
     return decoder
@@ -102,7 +102,7 @@ def decode(data: bytes) -> Structure:
 
 def expected(structure: Structure) -> Structure | ProducedMessage:
     """Result of the decoder for a structure, by its table alone."""
-    if isinstance(structure, Message) and structure.TYPE < 29:
+    if isinstance(structure, JmsMessage) and structure.TYPE < 29:
         return produced_message(structure)
     return structure
 
@@ -209,9 +209,9 @@ def test_frame_whose_fields_are_cut_short_is_refused_by_the_decoder(number: int,
 
 
 def test_structures_inside_too_many_structures_are_refused() -> None:
-    advisory = Message(1, False)
+    advisory = JmsMessage(1, False)
     for _ in range(10):
-        advisory = Message(1, False, data_structure=advisory)
+        advisory = JmsMessage(1, False, data_structure=advisory)
     with pytest.raises(RemoteProtocolError, match="more than 8 structures inside one another"):
         connected().receive(encode_frame(advisory))
 
@@ -257,7 +257,7 @@ def test_message_with_a_text_that_is_no_modified_utf8_is_refused(name: str) -> N
 
 @settings(max_examples=300)
 @given(st.lists(produced(), min_size=1, max_size=4))
-def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[Message]) -> None:
+def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[JmsMessage]) -> None:
     decoder = connected()
     # Twice, as the decoder knows producers that have come before.
     wanted: Commands = [expected(one) for one in messages]
@@ -318,7 +318,7 @@ STREAM = [
 
 def receive_all(pieces: list[bytes]) -> Commands:
     """Commands in pieces of a stream, received as a session does."""
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     pending = decoder.pending
     commands: Commands = []
     for piece in pieces:
@@ -387,11 +387,11 @@ def test_client_of_another_protocol_is_refused_at_its_first_bytes() -> None:
         for data in (opening, opening[:6]):
             if len(data) > 4:
                 with pytest.raises(RemoteProtocolError, match="the client does not speak OpenWire"):
-                    Decoder().receive(data)
+                    OpenWireDecoder().receive(data)
 
 
 def test_client_may_send_only_a_login_before_it_is_connected() -> None:
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     decoder.receive(encode_wire_format_info())
     # Keep-alives do not count: a pool may log in late.
     for _ in range(LOGIN_BYTES_MAX // 10):
@@ -399,7 +399,7 @@ def test_client_may_send_only_a_login_before_it_is_connected() -> None:
     large = encode_frame(ConnectionInfo(1, True, ConnectionId(CONNECTION), "x" * LOGIN_BYTES_MAX))
     with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
         decoder.receive(large[:10])
-    many = Decoder()
+    many = OpenWireDecoder()
     many.receive(encode_wire_format_info())
     with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
         for _ in range(LOGIN_BYTES_MAX):
@@ -409,7 +409,7 @@ def test_client_may_send_only_a_login_before_it_is_connected() -> None:
 # ---- Wrong bytes: an error or commands, and nothing else ----
 
 
-def feed(decoder: Decoder, data: bytes) -> None:
+def feed(decoder: OpenWireDecoder, data: bytes) -> None:
     try:
         decoder.receive(data)
         while decoder.has_more:
@@ -456,7 +456,7 @@ def test_frames_with_one_wrong_byte_end_in_an_error_or_in_commands() -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_end_in_an_error_or_in_commands(data: bytes) -> None:
-    feed(Decoder(), data)
+    feed(OpenWireDecoder(), data)
     feed(connected(), data)
 
 

@@ -39,8 +39,8 @@ from truenext.wire.openwire.fields import decode_structure
 from truenext.wire.openwire.structures import (
     BytesMessage,
     ConsumerId,
+    JmsMessage,
     MapMessage,
-    Message,
     MessageDispatch,
     MessageId,
     ObjectMessage,
@@ -64,7 +64,7 @@ def counted(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def sent(message: Message = PLAIN, **fields: object) -> SentMessage:
+def sent(message: JmsMessage = PLAIN, **fields: object) -> SentMessage:
     """Message in OpenWire form, from a producer's message with these fields."""
     return produced_message(replace(message, **fields)).message
 
@@ -73,7 +73,7 @@ def properties(**values: TypedValue) -> bytes:
     return encode_map(values)
 
 
-def dispatched(message: SentMessage, destination: PhysicalDestination = ORDERS, sequence: int = 77) -> Message:
+def dispatched(message: SentMessage, destination: PhysicalDestination = ORDERS, sequence: int = 77) -> JmsMessage:
     """Message as a JMS client gets it."""
     frame = DispatchEncoder(CONSUMER, destination, "abc").encode(message, sequence, 2, 1_000)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
@@ -97,7 +97,7 @@ def lines(message: SentMessage) -> dict[str, str]:
 
 @settings(max_examples=200, deadline=None)
 @given(produced(), st.booleans())
-def test_dispatch_has_the_fields_of_the_producer_and_none_of_another_broker(message: Message, is_moved: bool) -> None:
+def test_dispatch_has_the_fields_of_the_producer_alone(message: JmsMessage, is_moved: bool) -> None:
     found = produced_message(message)
     queue = QueueName("another") if is_moved else found.destination
     got = dispatched(found.message, queue)
@@ -293,9 +293,9 @@ def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> N
 @pytest.mark.parametrize(
     ("make", "kind", "content"),
     [(BytesMessage, None, b"\0\1\2"), (MapMessage, "map", b"\0\0\0\0"), (ObjectMessage, "object", b"\xac\xed"),
-     (StreamMessage, "stream", b"\1\1"), (Message, None, b"")],
+     (StreamMessage, "stream", b"\1\1"), (JmsMessage, None, b"")],
 )  # fmt: skip
-def test_other_content_reaches_stomp_clients_as_it_is(make: type[Message], kind: str | None, content: bytes) -> None:
+def test_other_content_reaches_stomp_clients_as_it_is(make: type[JmsMessage], kind: str | None, content: bytes) -> None:
     plain = make(1, True, PRODUCER, QueueName("orders"), message_id=MessageId(None, PRODUCER, 5), content=content)
     compressed = zlib.compress(content)
     small = replace(plain, content=counted(compressed) if make is BytesMessage else compressed, is_compressed=True)
