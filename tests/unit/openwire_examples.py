@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from truenext.model.loose_fields import Tag, TypedValue, encode_map, text_value
@@ -33,6 +34,12 @@ from truenext.wire.openwire.structures import (
     XATransactionId,
     structure_classes,
 )
+
+
+def unhurried(examples: int) -> settings:
+    """Settings of a test with so many examples, which may be slow on a busy machine."""
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 TEXTS = st.text(max_size=12) | st.sampled_from(["", "\0", "ä", "😀", "\ud83d", "a\udc00", "ID:host-1:1"])
 LONGS = st.integers(-(2**63), 2**63 - 1)

@@ -4,7 +4,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from tests.unit.openwire_examples import (
     TEXTS,
     produced,
     structures,
+    unhurried,
 )
 from truenext.errors import RemoteProtocolError
 from truenext.model.limits import LOGIN_BYTES_MAX, MAP_DEPTH_MAX, OPENWIRE_FRAME_BYTES_MAX
@@ -110,6 +111,7 @@ def expected(structure: Structure) -> Structure | ProducedMessage:
 # ---- Fields ----
 
 
+@unhurried(100)
 @given(TEXTS | st.text(st.characters(), max_size=30))
 def test_modified_utf8_is_decoded_to_the_same_text(text: str) -> None:
     data = encode_modified_utf8(text)
@@ -126,6 +128,7 @@ def test_text_that_is_no_modified_utf8_is_refused(data: bytes) -> None:
         decode_modified_utf8(data)
 
 
+@unhurried(100)
 @given(ALL_VALUES)
 def test_value_is_decoded_unchanged(value: TypedValue) -> None:
     reader = FieldReader(encode_value(value))
@@ -175,7 +178,7 @@ def test_length_beyond_the_frame_is_refused_without_memory(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", structure_classes())
-@settings(max_examples=30, deadline=None)
+@unhurried(30)
 @given(data=st.data())
 def test_structure_is_decoded_unchanged(number: int, data: st.DataObject) -> None:
     structure = data.draw(structures(number))
@@ -187,7 +190,7 @@ def test_structure_is_decoded_unchanged(number: int, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("number", structure_classes())
-@settings(max_examples=5, deadline=None)
+@unhurried(5)
 @given(data=st.data())
 def test_structure_cut_short_anywhere_is_refused(number: int, data: st.DataObject) -> None:
     encoded = encode_structure(data.draw(structures(number)))
@@ -197,7 +200,7 @@ def test_structure_cut_short_anywhere_is_refused(number: int, data: st.DataObjec
 
 
 @pytest.mark.parametrize("number", COMMANDS)
-@settings(max_examples=3, deadline=None)
+@unhurried(3)
 @given(data=st.data())
 def test_frame_whose_fields_are_cut_short_is_refused_by_the_decoder(number: int, data: st.DataObject) -> None:
     encoded = encode_structure(data.draw(structures(number)))
@@ -255,7 +258,7 @@ def test_message_with_a_text_that_is_no_modified_utf8_is_refused(name: str) -> N
 # ---- Usual frames ----
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.lists(produced(), min_size=1, max_size=4))
 def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[JmsMessage]) -> None:
     decoder = connected()
@@ -266,7 +269,7 @@ def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[JmsMess
     assert decoder.receive(data) == wanted
 
 
-@settings(max_examples=100)
+@unhurried(100)
 @given(st.data())
 def test_acknowledgement_and_transaction_are_decoded_as_by_their_tables(data: st.DataObject) -> None:
     decoder = connected()
@@ -344,7 +347,7 @@ def test_stream_split_anywhere_is_decoded_to_the_same_commands() -> None:
         assert receive_all([stream[:at], stream[at:]]) == wanted
 
 
-@settings(max_examples=50)
+@unhurried(50)
 @given(st.data())
 def test_random_stream_in_random_pieces_is_decoded_to_the_same_commands(data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from([one for one in COMMANDS if one > 3]), max_size=5))
@@ -453,14 +456,14 @@ def test_frames_with_one_wrong_byte_end_in_an_error_or_in_commands() -> None:
                     assert encode_structure(decode(data[4:])) != data[4:]
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.binary(max_size=200))
 def test_random_bytes_end_in_an_error_or_in_commands(data: bytes) -> None:
     feed(OpenWireDecoder(), data)
     feed(connected(), data)
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.sampled_from(COMMANDS), st.binary(max_size=200))
 def test_random_fields_end_in_an_error_or_in_commands(number: int, fields: bytes) -> None:
     feed(connected(), (len(fields) + 1).to_bytes(4, "big") + bytes([number]) + fields)

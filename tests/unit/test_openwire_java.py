@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.openwire_examples import COMMANDS, produced, structures
+from tests.unit.openwire_examples import COMMANDS, produced, structures, unhurried
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag
@@ -116,7 +116,7 @@ def examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     """Random examples, the same in each run."""
     found: list[Any] = []
 
-    @settings(max_examples=count, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(unhurried(count), database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def gather(value: Any) -> None:
         found.append(value)

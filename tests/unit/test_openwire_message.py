@@ -6,11 +6,11 @@ import zlib
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.unit.openwire_examples import PROPERTIES, produced
+from tests.unit.openwire_examples import PROPERTIES, produced, unhurried
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, encode_modified_utf8, text_value
@@ -95,7 +95,7 @@ def lines(message: SentMessage) -> dict[str, str]:
 # ---- What a JMS client gets ----
 
 
-@settings(max_examples=200, deadline=None)
+@unhurried(200)
 @given(produced(), st.booleans())
 def test_dispatch_has_the_fields_of_the_producer_alone(message: JmsMessage, is_moved: bool) -> None:
     found = produced_message(message)
@@ -281,6 +281,7 @@ def test_properties_that_are_no_map_are_none(data: bytes) -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@unhurried(100)
 @given(TEXTS, st.booleans())
 def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> None:
     content = counted(encode_modified_utf8(text))
@@ -403,6 +404,7 @@ def test_header_lines_that_openwire_cannot_have_are_left_out() -> None:
     }
 
 
+@unhurried(100)
 @given(PROPERTIES)
 def test_message_keeps_texts_from_jms_to_stomp_and_back(values: dict[str, TypedValue]) -> None:
     message = sent(marshalled_properties=encode_map(values), content=counted(b"hi"))
