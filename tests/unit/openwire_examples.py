@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from truenext.model.loose_fields import Tag, TypedValue, encode_map, text_value
@@ -15,9 +16,9 @@ from truenext.wire.openwire.structures import (
     ConsumerId,
     DataArrayResponse,
     DestinationInfo,
+    JmsMessage,
     LocalTransactionId,
     MapMessage,
-    Message,
     MessageId,
     ObjectMessage,
     PhysicalDestination,
@@ -33,6 +34,12 @@ from truenext.wire.openwire.structures import (
     XATransactionId,
     structure_classes,
 )
+
+
+def unhurried(examples: int) -> settings:
+    """Settings of a test with so many examples, which may be slow on a busy machine."""
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 TEXTS = st.text(max_size=12) | st.sampled_from(["", "\0", "ä", "😀", "\ud83d", "a\udc00", "ID:host-1:1"])
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -93,7 +100,7 @@ def _field(owner: type[Structure], name: str, annotation: Any) -> st.SearchStrat
             elements = TRANSACTIONS
         return st.lists(elements, max_size=3).map(tuple)
     if get_origin(annotation) is Annotated:
-        if name == "priority" and issubclass(owner, Message):
+        if name == "priority" and issubclass(owner, JmsMessage):
             return st.integers(0, 9)
         return NUMBERS[get_args(annotation)[1]]
     if annotation is bool:
@@ -107,7 +114,7 @@ def _field(owner: type[Structure], name: str, annotation: Any) -> st.SearchStrat
         ProducerId: PRODUCERS,
         LocalTransactionId: TRANSACTIONS,
         MessageId: MESSAGE_IDS,
-        Message: st.deferred(lambda: structures(28)),
+        JmsMessage: st.deferred(lambda: structures(28)),
         Structure: st.builds(DestinationInfo, NUMBERS[4], st.booleans(), st.none(), DESTINATIONS),
     }
     if name == "mime_type":
@@ -138,8 +145,8 @@ def structures(number: int) -> st.SearchStrategy[Any]:
 
 COMMANDS = [number for number in structure_classes() if number < 100]
 """Type numbers of frames."""
-MESSAGE_CLASSES: list[type[Message]] = [
-    Message,
+MESSAGE_CLASSES: list[type[JmsMessage]] = [
+    JmsMessage,
     BytesMessage,
     MapMessage,
     ObjectMessage,
@@ -149,9 +156,9 @@ MESSAGE_CLASSES: list[type[Message]] = [
 
 
 @st.composite
-def produced(draw: st.DrawFn) -> Message:
+def produced(draw: st.DrawFn) -> JmsMessage:
     """Message as a JMS client could send it: often one that only has the usual fields."""
-    make: type[Message] = draw(st.sampled_from(MESSAGE_CLASSES))
+    make: type[JmsMessage] = draw(st.sampled_from(MESSAGE_CLASSES))
     producer = draw(PRODUCERS)
     usual: dict[str, Any] = {
         "command_id": draw(NUMBERS[4]),

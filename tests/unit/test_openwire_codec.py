@@ -4,7 +4,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from tests.unit.openwire_examples import (
     TEXTS,
     produced,
     structures,
+    unhurried,
 )
 from truenext.errors import RemoteProtocolError
 from truenext.model.limits import LOGIN_BYTES_MAX, MAP_DEPTH_MAX, OPENWIRE_FRAME_BYTES_MAX
@@ -27,16 +28,16 @@ from truenext.model.loose_fields import (
     encode_value,
 )
 from truenext.wire.openwire import codec
-from truenext.wire.openwire.codec import Decoder, ProducedMessage, produced_message
+from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage, produced_message
 from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_structure
 from truenext.wire.openwire.handshake import OPENWIRE_VERSION, encode_wire_format_info, negotiate
 from truenext.wire.openwire.structures import (
     ConnectionId,
     ConnectionInfo,
     ConsumerId,
+    JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
-    Message,
     MessageAck,
     MessageId,
     ProducerId,
@@ -85,9 +86,9 @@ Commands = list[Structure | ProducedMessage]
 OPENING = encode_frame(WireFormatInfo(12))
 
 
-def connected() -> Decoder:
+def connected() -> OpenWireDecoder:
     """Decoder of a connection that has logged in."""
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     decoder.receive(OPENING)
     decoder.is_connected = True
     return decoder
@@ -102,7 +103,7 @@ def decode(data: bytes) -> Structure:
 
 def expected(structure: Structure) -> Structure | ProducedMessage:
     """Result of the decoder for a structure, by its table alone."""
-    if isinstance(structure, Message) and structure.TYPE < 29:
+    if isinstance(structure, JmsMessage) and structure.TYPE < 29:
         return produced_message(structure)
     return structure
 
@@ -110,6 +111,7 @@ def expected(structure: Structure) -> Structure | ProducedMessage:
 # ---- Fields ----
 
 
+@unhurried(100)
 @given(TEXTS | st.text(st.characters(), max_size=30))
 def test_modified_utf8_is_decoded_to_the_same_text(text: str) -> None:
     data = encode_modified_utf8(text)
@@ -126,6 +128,7 @@ def test_text_that_is_no_modified_utf8_is_refused(data: bytes) -> None:
         decode_modified_utf8(data)
 
 
+@unhurried(100)
 @given(ALL_VALUES)
 def test_value_is_decoded_unchanged(value: TypedValue) -> None:
     reader = FieldReader(encode_value(value))
@@ -175,7 +178,7 @@ def test_length_beyond_the_frame_is_refused_without_memory(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", structure_classes())
-@settings(max_examples=30, deadline=None)
+@unhurried(30)
 @given(data=st.data())
 def test_structure_is_decoded_unchanged(number: int, data: st.DataObject) -> None:
     structure = data.draw(structures(number))
@@ -187,7 +190,7 @@ def test_structure_is_decoded_unchanged(number: int, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("number", structure_classes())
-@settings(max_examples=5, deadline=None)
+@unhurried(5)
 @given(data=st.data())
 def test_structure_cut_short_anywhere_is_refused(number: int, data: st.DataObject) -> None:
     encoded = encode_structure(data.draw(structures(number)))
@@ -197,7 +200,7 @@ def test_structure_cut_short_anywhere_is_refused(number: int, data: st.DataObjec
 
 
 @pytest.mark.parametrize("number", COMMANDS)
-@settings(max_examples=3, deadline=None)
+@unhurried(3)
 @given(data=st.data())
 def test_frame_whose_fields_are_cut_short_is_refused_by_the_decoder(number: int, data: st.DataObject) -> None:
     encoded = encode_structure(data.draw(structures(number)))
@@ -209,9 +212,9 @@ def test_frame_whose_fields_are_cut_short_is_refused_by_the_decoder(number: int,
 
 
 def test_structures_inside_too_many_structures_are_refused() -> None:
-    advisory = Message(1, False)
+    advisory = JmsMessage(1, False)
     for _ in range(10):
-        advisory = Message(1, False, data_structure=advisory)
+        advisory = JmsMessage(1, False, data_structure=advisory)
     with pytest.raises(RemoteProtocolError, match="more than 8 structures inside one another"):
         connected().receive(encode_frame(advisory))
 
@@ -255,9 +258,9 @@ def test_message_with_a_text_that_is_no_modified_utf8_is_refused(name: str) -> N
 # ---- Usual frames ----
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.lists(produced(), min_size=1, max_size=4))
-def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[Message]) -> None:
+def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[JmsMessage]) -> None:
     decoder = connected()
     # Twice, as the decoder knows producers that have come before.
     wanted: Commands = [expected(one) for one in messages]
@@ -266,7 +269,7 @@ def test_message_of_a_producer_is_decoded_as_by_its_table(messages: list[Message
     assert decoder.receive(data) == wanted
 
 
-@settings(max_examples=100)
+@unhurried(100)
 @given(st.data())
 def test_acknowledgement_and_transaction_are_decoded_as_by_their_tables(data: st.DataObject) -> None:
     decoder = connected()
@@ -318,7 +321,7 @@ STREAM = [
 
 def receive_all(pieces: list[bytes]) -> Commands:
     """Commands in pieces of a stream, received as a session does."""
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     pending = decoder.pending
     commands: Commands = []
     for piece in pieces:
@@ -344,7 +347,7 @@ def test_stream_split_anywhere_is_decoded_to_the_same_commands() -> None:
         assert receive_all([stream[:at], stream[at:]]) == wanted
 
 
-@settings(max_examples=50)
+@unhurried(50)
 @given(st.data())
 def test_random_stream_in_random_pieces_is_decoded_to_the_same_commands(data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from([one for one in COMMANDS if one > 3]), max_size=5))
@@ -387,11 +390,11 @@ def test_client_of_another_protocol_is_refused_at_its_first_bytes() -> None:
         for data in (opening, opening[:6]):
             if len(data) > 4:
                 with pytest.raises(RemoteProtocolError, match="the client does not speak OpenWire"):
-                    Decoder().receive(data)
+                    OpenWireDecoder().receive(data)
 
 
 def test_client_may_send_only_a_login_before_it_is_connected() -> None:
-    decoder = Decoder()
+    decoder = OpenWireDecoder()
     decoder.receive(encode_wire_format_info())
     # Keep-alives do not count: a pool may log in late.
     for _ in range(LOGIN_BYTES_MAX // 10):
@@ -399,7 +402,7 @@ def test_client_may_send_only_a_login_before_it_is_connected() -> None:
     large = encode_frame(ConnectionInfo(1, True, ConnectionId(CONNECTION), "x" * LOGIN_BYTES_MAX))
     with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
         decoder.receive(large[:10])
-    many = Decoder()
+    many = OpenWireDecoder()
     many.receive(encode_wire_format_info())
     with pytest.raises(RemoteProtocolError, match="more than 8192 bytes before ConnectionInfo is complete"):
         for _ in range(LOGIN_BYTES_MAX):
@@ -409,7 +412,7 @@ def test_client_may_send_only_a_login_before_it_is_connected() -> None:
 # ---- Wrong bytes: an error or commands, and nothing else ----
 
 
-def feed(decoder: Decoder, data: bytes) -> None:
+def feed(decoder: OpenWireDecoder, data: bytes) -> None:
     try:
         decoder.receive(data)
         while decoder.has_more:
@@ -453,14 +456,14 @@ def test_frames_with_one_wrong_byte_end_in_an_error_or_in_commands() -> None:
                     assert encode_structure(decode(data[4:])) != data[4:]
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.binary(max_size=200))
 def test_random_bytes_end_in_an_error_or_in_commands(data: bytes) -> None:
-    feed(Decoder(), data)
+    feed(OpenWireDecoder(), data)
     feed(connected(), data)
 
 
-@settings(max_examples=300)
+@unhurried(300)
 @given(st.sampled_from(COMMANDS), st.binary(max_size=200))
 def test_random_fields_end_in_an_error_or_in_commands(number: int, fields: bytes) -> None:
     feed(connected(), (len(fields) + 1).to_bytes(4, "big") + bytes([number]) + fields)

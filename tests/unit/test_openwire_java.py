@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.openwire_examples import COMMANDS, produced, structures
-from truenext.model.header_lines import encode_header_lines
+from tests.unit.openwire_examples import COMMANDS, produced, structures, unhurried
+from truenext.model.header_lines import decode_header_lines, encode_header_lines
+from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag
 from truenext.model.message import SentMessage
 from truenext.model.openwire_message import (
@@ -29,7 +30,7 @@ from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.structures import (
     ConsumerId,
     DestinationInfo,
-    Message,
+    JmsMessage,
     MessageDispatch,
     PhysicalDestination,
     ProducerId,
@@ -115,7 +116,7 @@ def examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     """Random examples, the same in each run."""
     found: list[Any] = []
 
-    @settings(max_examples=count, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(unhurried(count), database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def gather(value: Any) -> None:
         found.append(value)
@@ -176,13 +177,24 @@ def test_java_reads_and_writes_the_same_fields(number: int, ask: Ask) -> None:
             assert text.decode() == described(getattr(command, field)), (command, name)
 
 
+def test_client_with_default_options_takes_the_offer_of_the_broker(ask: Ask) -> None:
+    ((_, agreed),) = ask([(encode_wire_format_info(), ["agreed"])])
+    assert agreed.decode() == (
+        "s:"
+        + utf16_hex(
+            "version=12 cache=false tight=false stack=false unsized=false "
+            f"frame={OPENWIRE_FRAME_BYTES_MAX} inactivity=30000"
+        )
+    )
+
+
 # ---- Dispatches: what a JMS program reads ----
 
 CONSUMER = ConsumerId("ID:host-1:1", 1, 2)
 QUEUE = QueueName("orders")
 
 
-def read_by_java(ask: Ask, frames: list[bytes]) -> list[tuple[dict[str, str], dict[str, tuple[str, str]], Message]]:
+def read_by_java(ask: Ask, frames: list[bytes]) -> list[tuple[dict[str, str], dict[str, tuple[str, str]], JmsMessage]]:
     """Headers and properties that a JMS program reads of dispatches, and copies that Java has made of them."""
     results = []
     for text, frame in ask([(frame, []) for frame in frames]):
@@ -196,7 +208,7 @@ def read_by_java(ask: Ask, frames: list[bytes]) -> list[tuple[dict[str, str], di
             else:
                 headers[name] = value
         copy = decode_structure(FieldReader(frame[4:]))
-        assert isinstance(copy, Message)
+        assert isinstance(copy, JmsMessage)
         results.append((headers, properties, copy))
     return results
 
@@ -233,7 +245,7 @@ def test_java_reads_a_dispatched_message_as_it_was_sent(ask: Ask) -> None:
         assert {name: kind for name, (kind, _) in properties.items()} == {
             name: CLASSES[value.tag] for name, value in stored.items()
         }
-        lines = dict(line.split(":", 1) for line in stomp_message(one.message)[0].decode().splitlines())
+        lines = decode_header_lines(stomp_message(one.message)[0])
         for name, (kind, shown) in properties.items():
             if kind not in ("String", "Double", "Float"):
                 assert lines[name] == shown

@@ -6,11 +6,11 @@ import zlib
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.unit.openwire_examples import PROPERTIES, produced
+from tests.unit.openwire_examples import PROPERTIES, produced, unhurried
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, encode_modified_utf8, text_value
@@ -39,8 +39,8 @@ from truenext.wire.openwire.fields import decode_structure
 from truenext.wire.openwire.structures import (
     BytesMessage,
     ConsumerId,
+    JmsMessage,
     MapMessage,
-    Message,
     MessageDispatch,
     MessageId,
     ObjectMessage,
@@ -64,7 +64,7 @@ def counted(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def sent(message: Message = PLAIN, **fields: object) -> SentMessage:
+def sent(message: JmsMessage = PLAIN, **fields: object) -> SentMessage:
     """Message in OpenWire form, from a producer's message with these fields."""
     return produced_message(replace(message, **fields)).message
 
@@ -73,7 +73,7 @@ def properties(**values: TypedValue) -> bytes:
     return encode_map(values)
 
 
-def dispatched(message: SentMessage, destination: PhysicalDestination = ORDERS, sequence: int = 77) -> Message:
+def dispatched(message: SentMessage, destination: PhysicalDestination = ORDERS, sequence: int = 77) -> JmsMessage:
     """Message as a JMS client gets it."""
     frame = DispatchEncoder(CONSUMER, destination, "abc").encode(message, sequence, 2, 1_000)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
@@ -95,9 +95,9 @@ def lines(message: SentMessage) -> dict[str, str]:
 # ---- What a JMS client gets ----
 
 
-@settings(max_examples=200, deadline=None)
+@unhurried(200)
 @given(produced(), st.booleans())
-def test_dispatch_has_the_fields_of_the_producer_and_none_of_another_broker(message: Message, is_moved: bool) -> None:
+def test_dispatch_has_the_fields_of_the_producer_alone(message: JmsMessage, is_moved: bool) -> None:
     found = produced_message(message)
     queue = QueueName("another") if is_moved else found.destination
     got = dispatched(found.message, queue)
@@ -281,6 +281,7 @@ def test_properties_that_are_no_map_are_none(data: bytes) -> None:
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@unhurried(100)
 @given(TEXTS, st.booleans())
 def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> None:
     content = counted(encode_modified_utf8(text))
@@ -293,9 +294,9 @@ def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> N
 @pytest.mark.parametrize(
     ("make", "kind", "content"),
     [(BytesMessage, None, b"\0\1\2"), (MapMessage, "map", b"\0\0\0\0"), (ObjectMessage, "object", b"\xac\xed"),
-     (StreamMessage, "stream", b"\1\1"), (Message, None, b"")],
+     (StreamMessage, "stream", b"\1\1"), (JmsMessage, None, b"")],
 )  # fmt: skip
-def test_other_content_reaches_stomp_clients_as_it_is(make: type[Message], kind: str | None, content: bytes) -> None:
+def test_other_content_reaches_stomp_clients_as_it_is(make: type[JmsMessage], kind: str | None, content: bytes) -> None:
     plain = make(1, True, PRODUCER, QueueName("orders"), message_id=MessageId(None, PRODUCER, 5), content=content)
     compressed = zlib.compress(content)
     small = replace(plain, content=counted(compressed) if make is BytesMessage else compressed, is_compressed=True)
@@ -403,6 +404,7 @@ def test_header_lines_that_openwire_cannot_have_are_left_out() -> None:
     }
 
 
+@unhurried(100)
 @given(PROPERTIES)
 def test_message_keeps_texts_from_jms_to_stomp_and_back(values: dict[str, TypedValue]) -> None:
     message = sent(marshalled_properties=encode_map(values), content=counted(b"hi"))

@@ -46,6 +46,7 @@ from truenext.model.header_lines import (
     SCHEDULE_PREFIX,
     decode_header_lines,
     encode_header_lines,
+    first_destination_of,
     reply_to_of,
 )
 from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MAP_VALUES_MAX
@@ -306,9 +307,7 @@ def destination_as_sent(message: SentMessage) -> PhysicalName | None:
     """Return the destination of a message of either form, as it was first sent; None if OpenWire cannot name it."""
     if message.form == OPENWIRE_FORM:
         return jms_headers(message).destination
-    lines = decode_header_lines(message.header)
-    address = lines.get("truenext-original-destination") or lines.get("destination", "")
-    return physical_name(address)
+    return physical_name(first_destination_of(message.header))
 
 
 def properties_of(message: SentMessage) -> dict[str, TypedValue]:

@@ -131,27 +131,37 @@ class HeaderProperty(NamedTuple):
         """Return the property of a message of either form if it is a text, else None."""
         if message.form != OPENWIRE_FORM:
             return self.value_in(message.header)
-        value = self.select(selector_values(message, _names_of(self)))
+        value = _typed_values(message, _typed_names((self.name,)))[self.name]
         return value if isinstance(value, str) else None
-
-    def select(self, values: dict[str, Value]) -> Value:
-        """Return the property's value among those of a message in OpenWire form."""
-        value = values.get(self.name)
-        return self.fallback.select(values) if value is None and self.fallback is not None else value
-
-    def names(self) -> dict[bytes, str]:
-        """Return the names that `select` looks for, by their modified UTF-8."""
-        names = {} if self.fallback is None else self.fallback.names()
-        return {encode_modified_utf8(self.name): self.name, **names}
-
-
-@lru_cache(maxsize=1024)
-def _names_of(one: HeaderProperty) -> dict[bytes, str]:
-    return one.names()
 
 
 def _with_hyphens(name: str) -> str:
     return name.replace("_", "-")
+
+
+class _TypedNames(NamedTuple):
+    """Names that a selector looks for in a message in OpenWire form."""
+
+    by_key: dict[bytes, str]
+    """Names of properties, those with hyphens included, by their modified UTF-8."""
+    with_hyphens: dict[str, str]
+    """Name that is used if a message lacks the property, by the name in the selector."""
+
+
+@lru_cache(maxsize=256)
+def _typed_names(names: tuple[str, ...]) -> _TypedNames:
+    header_names = {name: HEADER_PROPERTIES.get(name, name) for name in names}
+    with_hyphens = {name: _with_hyphens(header) for name, header in header_names.items() if "_" in header}
+    return _TypedNames({encode_modified_utf8(name): name for name in (*with_hyphens.values(), *names)}, with_hyphens)
+
+
+def _typed_values(message: SentMessage, names: _TypedNames) -> dict[str, Value]:
+    """Return the values of these names in a message in OpenWire form; None for those that the message lacks."""
+    values = dict.fromkeys(names.by_key.values()) | selector_values(message, names.by_key)
+    for name, other in names.with_hyphens.items():
+        if values[name] is None:
+            values[name] = values[other]
+    return values
 
 
 class Selector:
@@ -162,8 +172,6 @@ class Selector:
         "_accessors",
         "_header_name_by_property",
         "_lookups",
-        "_names",
-        "_properties",
         "_test",
         "base_ns",
         "byte_ns",
@@ -180,9 +188,9 @@ class Selector:
         self._header_name_by_property = {
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
-        self._properties = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
-        self._names = {key: name for _, one in self._properties for key, name in one.names().items()}
-        self._lookups = self._properties if len(self._properties) <= _LOOKUPS_MAX else []
+        self._lookups: list[tuple[str, HeaderProperty]] = []
+        if len(self._header_name_by_property) <= _LOOKUPS_MAX:
+            self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
         self.ranks = _ranks(part)
         """Ranks of messages that can match. Messages of other ranks need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
@@ -194,14 +202,7 @@ class Selector:
         self.byte_ns = round(part.byte_ns + LOOKUP_BYTE_NS * (len(self._lookups) or DECODING_LOOKUPS))
         """Additional longest time of a comparison in nanoseconds, for each byte of the message's header lines."""
         self.size = getsizeof(self) + _size(
-            text,
-            self._test,
-            self._accessors,
-            self._header_name_by_property,
-            self._properties,
-            self._names,
-            self.ranks,
-            self.required,
+            text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
         """Approximate bytes of memory."""
 
@@ -214,10 +215,11 @@ class Selector:
         for name, get in self._accessors:
             values[name] = get(message)
         if message.form:
-            if self._properties:
-                typed = selector_values(message, self._names)
-                for name, lookup in self._properties:
-                    values[name] = lookup.select(typed)
+            names = tuple(self._header_name_by_property)
+            if names:
+                # Only short lists of names are kept.
+                make = _typed_names if self._lookups else _typed_names.__wrapped__
+                values |= _typed_values(message, make(names))
             return self._test(values) is True
         header = message.header
         for name, lookup in self._lookups:

@@ -13,7 +13,9 @@ import org.apache.activemq.command.ActiveMQTextMessage;
 import org.apache.activemq.command.DataStructure;
 import org.apache.activemq.command.Message;
 import org.apache.activemq.command.MessageDispatch;
+import org.apache.activemq.command.WireFormatInfo;
 import org.apache.activemq.openwire.OpenWireFormat;
+import org.apache.activemq.openwire.OpenWireFormatFactory;
 import org.apache.activemq.util.ByteSequence;
 import org.fusesource.hawtbuf.UTF8Buffer;
 
@@ -72,6 +74,9 @@ public class OpenWireMirror {
     }
 
     private static Object value(Object command, String name) throws Exception {
+        if (name.equals("agreed")) {
+            return agreed((WireFormatInfo) command);
+        }
         for (String prefix : new String[] {"get", "is"}) {
             try {
                 Method method = command.getClass().getMethod(prefix + name);
@@ -81,6 +86,16 @@ public class OpenWireMirror {
             }
         }
         return "no property " + name;
+    }
+
+    /** What a client with default options uses after this offer. */
+    private static String agreed(WireFormatInfo offer) throws Exception {
+        OpenWireFormat format = (OpenWireFormat) new OpenWireFormatFactory().createWireFormat();
+        format.renegotiateWireFormat(offer);
+        return "version=" + format.getVersion() + " cache=" + format.isCacheEnabled()
+            + " tight=" + format.isTightEncodingEnabled() + " stack=" + format.isStackTraceEnabled()
+            + " unsized=" + format.isSizePrefixDisabled() + " frame=" + format.getMaxFrameSize()
+            + " inactivity=" + offer.getMaxInactivityDuration();
     }
 
     private static String describe(Object value) throws IOException {

@@ -39,9 +39,9 @@ from truenext.wire.openwire.structures import (
     BlobMessage,
     ConnectionId,
     ConsumerId,
+    JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
-    Message,
     MessageAck,
     MessageId,
     PhysicalDestination,
@@ -111,7 +111,7 @@ class _ProducerBytes(NamedTuple):
     """Positions in the body at which these slices end."""
 
 
-class Decoder:
+class OpenWireDecoder:
     """Decoder of the bytes that the client of one connection sends."""
 
     __slots__ = (
@@ -436,10 +436,10 @@ _MESSAGE_ID_START = b"\1%c\0" % MessageId.TYPE
 _TWO_LONGS = Struct(">qq")
 _TRANSACTION = Struct(">BBq")
 
-_FAST: dict[int, Callable[[Decoder, bytes, int, int], Structure | ProducedMessage | None]] = {
-    **dict.fromkeys(range(Message.TYPE, BlobMessage.TYPE), Decoder._message),
-    MessageAck.TYPE: Decoder._acknowledgement,
-    TransactionInfo.TYPE: Decoder._transaction_info,
+_FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | ProducedMessage | None]] = {
+    **dict.fromkeys(range(JmsMessage.TYPE, BlobMessage.TYPE), OpenWireDecoder._message),
+    MessageAck.TYPE: OpenWireDecoder._acknowledgement,
+    TransactionInfo.TYPE: OpenWireDecoder._transaction_info,
 }
 
 
@@ -448,7 +448,7 @@ def _decode_frame(frame: bytes) -> Structure | ProducedMessage:
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
-    if isinstance(structure, Message) and not isinstance(structure, BlobMessage):
+    if isinstance(structure, JmsMessage) and not isinstance(structure, BlobMessage):
         return produced_message(structure)
     return structure
 
@@ -469,7 +469,7 @@ def _bytes_end(data: bytes, at: int) -> int:
     return at + 5 + length
 
 
-def produced_message(message: Message) -> ProducedMessage:
+def produced_message(message: JmsMessage) -> ProducedMessage:
     """Return a decoded message of a producer in the broker's form, without the fields that belong to the broker.
 
     Raises: RemoteProtocolError if it has no id or no destination, or is too large

@@ -11,15 +11,15 @@ from truenext.model.openwire_message import BODY_HEAD, COMPRESSED, DROPPABLE, op
 from truenext.wire.openwire.fields import encode_frame, encode_nested, encode_structure
 from truenext.wire.openwire.structures import (
     ConnectionControl,
-    ConnectionError,
+    ConnectionErrorInfo,
     ConnectionId,
     ConsumerControl,
     ConsumerId,
     DataArrayResponse,
     DestinationInfo,
     ExceptionResponse,
+    JmsMessage,
     KeepAliveInfo,
-    Message,
     MessageDispatch,
     MessageId,
     PhysicalDestination,
@@ -126,7 +126,7 @@ def encode_advisory(consumer_id: ConsumerId, producer_id: ProducerId, number: in
     number are the id of the advisory."""
     is_queue = isinstance(info.destination, TemporaryQueueName)
     topic = TopicName(f"ActiveMQ.Advisory.Temp{'Queue' if is_queue else 'Topic'}")
-    message = Message(
+    message = JmsMessage(
         producer_id=producer_id,
         destination=topic,
         message_id=MessageId(None, producer_id, number, number),
@@ -152,7 +152,7 @@ def encode_exception(correlation_id: int, class_name: str, reason: str) -> bytes
 
 def encode_connection_error(connection_id: ConnectionId | None, class_name: str, reason: str) -> bytes:
     """Return the frame that tells an error of a command that has asked for no answer."""
-    return encode_frame(ConnectionError(exception=Throwable(class_name, reason), connection_id=connection_id))
+    return encode_frame(ConnectionErrorInfo(exception=Throwable(class_name, reason), connection_id=connection_id))
 
 
 def encode_prefetch(consumer_id: ConsumerId, destination: PhysicalDestination, prefetch: int) -> bytes:

@@ -258,7 +258,7 @@ class FlushCommand(WireCommand, gc=False, frozen=True):
     TYPE: ClassVar[int] = 15
 
 
-class ConnectionError(WireCommand, gc=False, frozen=True):
+class ConnectionErrorInfo(WireCommand, gc=False, frozen=True):
     """Error that belongs to no request; the connection stays open."""
 
     TYPE: ClassVar[int] = 16
@@ -306,7 +306,7 @@ class MessagePull(WireCommand, gc=False, frozen=True):
     message_id: MessageId | None = None
 
 
-class Message(WireCommand, gc=False, frozen=True):
+class JmsMessage(WireCommand, gc=False, frozen=True):
     """Message with all its fields; codec.py reads those of producers faster, as a `ProducedMessage`."""
 
     TYPE: ClassVar[int] = 23
@@ -344,27 +344,27 @@ class Message(WireCommand, gc=False, frozen=True):
     is_first_for_consumer: bool = False
 
 
-class BytesMessage(Message, gc=False, frozen=True):
+class BytesMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 24
 
 
-class MapMessage(Message, gc=False, frozen=True):
+class MapMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 25
 
 
-class ObjectMessage(Message, gc=False, frozen=True):
+class ObjectMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 26
 
 
-class StreamMessage(Message, gc=False, frozen=True):
+class StreamMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 27
 
 
-class TextMessage(Message, gc=False, frozen=True):
+class TextMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 28
 
 
-class BlobMessage(Message, gc=False, frozen=True):
+class BlobMessage(JmsMessage, gc=False, frozen=True):
     TYPE: ClassVar[int] = 29
     remote_blob_url: str | None = None
     mime_type: str | None = None
@@ -375,7 +375,7 @@ class MessageDispatch(WireCommand, gc=False, frozen=True):
     TYPE: ClassVar[int] = 21
     consumer_id: ConsumerId | None = None
     destination: PhysicalDestination | None = None
-    message: Message | None = None
+    message: JmsMessage | None = None
     """None ends a browse or a pull."""
     redelivery_counter: Int = 0
 
@@ -429,5 +429,5 @@ def structure_classes(base: type[Structure] = Structure) -> dict[int, type[Struc
     return classes
 
 
-MESSAGE_TYPES = range(Message.TYPE, BlobMessage.TYPE + 1)
+MESSAGE_TYPES = range(JmsMessage.TYPE, BlobMessage.TYPE + 1)
 """Type numbers of messages."""
