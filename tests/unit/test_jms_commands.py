@@ -8,6 +8,7 @@ import pytest
 
 from truenext.broker.access import COMMAND_CHECKS, ForbiddenError
 from truenext.broker.broker import CHECK_INTERVAL_S, Broker
+from truenext.broker.peer import WaitsFor
 from truenext.broker.recovery import recover
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Entry
@@ -50,7 +51,9 @@ class Connection:
         self.execute(login)
 
     def execute(self, *commands: Command) -> None:
-        assert self.broker.execute(self.session, iter(commands)) is None
+        remaining = iter(commands)
+        while (pending := self.broker.execute(self.session, remaining)) is not None:
+            assert pending.waits_for is WaitsFor.OTHERS and pending.command is None
 
     def refusals(self) -> list[str]:
         """Return the texts of the refusals since the last call."""
@@ -74,8 +77,11 @@ class Setup:
         self.jms.peer.deliver.reset_mock()
         message = SentMessage(4, True, 0, b"", b"")
         self.plain.execute(*(Send(parse_address("/queue/q", ""), message) for _ in range(count)))
-        self.loop.run_until_complete(asyncio.sleep(0.05))
-        return [entry for call in self.jms.peer.deliver.call_args_list for entry in call.args[1]]
+        entries: list[Entry] = []
+        while len(entries) < count:
+            self.loop.run_until_complete(asyncio.sleep(0.001))
+            entries = [entry for call in self.jms.peer.deliver.call_args_list for entry in call.args[1]]
+        return entries
 
     def consume(self, name: str = "c") -> None:
         subscribe = Subscribe(name, parse_address("/queue/q", ""), AckMode.INDIVIDUAL, is_pulling=True)

@@ -59,6 +59,7 @@ class Delivered:
     was_never_started: bool = False
     attempts: int = 0
     was_lost: bool = False
+    redelivery_count: int = 0
     causes: Causes | None = None
     is_first_of_group: bool = False
     address: str = "/queue/a"

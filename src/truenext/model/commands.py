@@ -275,7 +275,7 @@ class Disconnect(msgspec.Struct, gc=False):
     forgotten_producers: list[str] = []
     """Names of producers that the broker forgets."""
     last_delivered: int | None = None
-    """As in Close, of all subscriptions of the connection."""
+    """Sequence of the message that the program of a JMS client got last; see Close."""
 
 
 class ForgetProducers(msgspec.Struct, gc=False):

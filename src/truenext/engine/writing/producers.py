@@ -267,9 +267,9 @@ class ProducerRegistry:
         self._producers.move_to_end(name)
 
     def _store(self, name: str, producer: Producer) -> None:
-        batch = self._commit_state.batch
+        batch, prefix = self._commit_state.batch, self._key_prefix
         self._unstored.discard(name)
-        batch.producers[self._key_prefix + name] = self._state(name, producer)
+        batch.producers[prefix + name if prefix else name] = self._state(name, producer)
         batch.size += len(name) + _RESOLVED_BYTES * len(producer.resolved)
 
     def _state(self, name: str, producer: Producer) -> ProducerState:
