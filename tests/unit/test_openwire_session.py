@@ -31,7 +31,7 @@ from truenext.wire.openwire.structures import (
     BlobMessage,
     BrokerInfo,
     ConnectionControl,
-    ConnectionError,
+    ConnectionErrorInfo,
     ConnectionId,
     ConnectionInfo,
     ConsumerControl,
@@ -287,7 +287,7 @@ def test_refused_command_that_asks_for_no_answer_is_a_connection_error(request_:
     client = Client()
     client.send(replace(request_, response_required=False))
     (answer,) = client.take_answers()
-    assert isinstance(answer, ConnectionError) and answer.connection_id == OWN
+    assert isinstance(answer, ConnectionErrorInfo) and answer.connection_id == OWN
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from truenext.model.commands import (
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
-from truenext.wire.openwire.codec import Decoder, ProducedMessage
+from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage
 from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
@@ -110,7 +110,7 @@ class OpenWireSession:
         """`board` is that of the broker; None makes one for this connection alone."""
         self._identity = identity
         self._server_name = server_name
-        self._decoder = Decoder()
+        self._decoder = OpenWireDecoder()
         self.pending = self._decoder.pending
         self.outgoing = bytearray()
         self._detector: ProtocolDetector | None = detector_of_openwire_port()
