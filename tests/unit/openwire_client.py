@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer, Receipt
-from truenext.model.commands import AckRun, Command, Credit, InvalidFrame, Login, ReceiptRequest
+from truenext.model.commands import AckRun, Command, Credit, InvalidFrame, Login, ReceiptRequest, SendRun
 from truenext.model.loose_fields import FieldReader
 from truenext.model.message import SentMessage
 from truenext.wire.openwire.advisories import AdvisoryBoard
@@ -106,7 +106,7 @@ class Client:
             return
         elif isinstance(command, Login):
             self.read(session.encode_connected(command, "", is_takeover=False, is_checked=self.user != ""))
-        elif isinstance(command, AckRun) and self.executes_runs:
+        elif isinstance(command, AckRun | SendRun) and self.executes_runs:
             command.executed = len(command)
         self.commands.append(command)
 

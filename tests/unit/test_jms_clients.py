@@ -452,6 +452,50 @@ def test_rejected_message_is_dead_lettered_with_its_cause() -> None:
     assert letter.message is not None and b"truenext-original-last-cause:six times\n" in letter.message.header
 
 
+# ---- Pull requests with a time (C26.4) ----
+
+
+def test_pull_request_is_withdrawn_when_its_time_is_over() -> None:
+    client = Client()
+    client.consume(credit=1)
+    state, tasks = client.engine.state.commit_state, client.engine.tasks
+    state.tick(5_000_000, 1_000_000)
+    client.engine.commands.pull(client.session, Credit("c", 2, correlation="pull", wait_ms=250))
+    assert client.engine.turn.run().ended_pull_requests == []
+    assert tasks.next_due_ms == 5_250
+    state.tick(5_249_000, 1_249_000)
+    assert not tasks.can_step
+    state.tick(5_250_000, 1_250_000)
+    (ended,) = client.engine.turn.run().ended_pull_requests
+    assert (ended.unused, ended.correlation) == (3, "pull")
+    assert tasks.next_due_ms is None
+    client.send()
+    assert client.dispatch() == []
+
+
+def test_pull_request_whose_message_comes_in_time_is_not_withdrawn() -> None:
+    client = Client()
+    client.consume(credit=1)
+    state = client.engine.state.commit_state
+    client.send()
+    client.dispatch()
+    client.engine.commands.pull(client.session, Credit("c", 1, wait_ms=250))
+    client.send()
+    assert len(client.dispatch()) == 1
+    state.tick(900_000, 900_000)
+    assert client.engine.turn.run().ended_pull_requests == []
+    assert client.engine.tasks.next_due_ms is None
+
+
+def test_later_pull_request_without_a_time_stays() -> None:
+    client = Client()
+    client.consume(credit=1)
+    client.engine.commands.pull(client.session, Credit("c", 1, wait_ms=250))
+    client.engine.commands.pull(client.session, Credit("c", 1))
+    client.engine.state.commit_state.tick(900_000, 900_000)
+    assert client.engine.turn.run().ended_pull_requests == []
+
+
 # ---- Numbered sends (C26.10, C26.11) ----
 
 

@@ -1,10 +1,10 @@
-"""Tests of advisories: which connections the broker tells of a temporary destination, and when."""
+"""Tests of advisories: which connections the broker tells of a temporary destination, and when (C26.16)."""
 
 from collections.abc import Callable
 
 import pytest
 
-from tests.unit.openwire_client import Client
+from tests.unit.openwire_client import Client, refusals
 from truenext.model.message import SentMessage
 from truenext.wire.openwire import advisories
 from truenext.wire.openwire.advisories import AdvisoryBoard
@@ -186,6 +186,31 @@ def test_board_remembers_a_limited_number(board: AdvisoryBoard, monkeypatch: pyt
     for number in (1, 2, 3, 1):
         get_request(client, request(TemporaryQueueName(f"{OWNER}:{number}")))
     assert told(client) == [(f"{OWNER}:{number}", 0) for number in (1, 2, 3, 1)]
+
+
+def test_board_remembers_a_limited_number_for_all_processes(
+    board: AdvisoryBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advisories, "ALL_TOLD_MAX", 1)
+    one, two = subscribed("ID:b-1-1:1", board), subscribed("ID:c-1-1:1", board)
+    for client in (one, two, one):
+        client.consume()
+        get_request(client)
+        assert told(client) == ADDED, "the other one is forgotten"
+
+
+def test_name_that_is_too_long_for_a_destination_is_not_told(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    get_request(client, request(TemporaryQueueName(f"{OWNER}:{'7' * 600}")))
+    assert told(client) == []
+
+
+def test_consumers_of_advisories_are_limited(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    for value in range(2, advisories.CONSUMERS_MAX + 2):
+        client.send(ConsumerInfo(value, True, client.consumer_id(value, -1), destination=TOPICS, prefetch_size=1000))
+    assert [name for name, _ in refusals(client.take_answers())] == ["javax.jms.ResourceAllocationException"]
 
 
 def test_acknowledgements_of_advisories_are_ignored(board: AdvisoryBoard) -> None:

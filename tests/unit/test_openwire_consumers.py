@@ -354,6 +354,7 @@ def commit_is_refused(client: Client) -> bool:
 def test_transaction_that_acknowledges_what_an_earlier_connection_got_is_rolled_back(
     kind: int, got: tuple[int, ...]
 ) -> None:
+    # C26.15
     client = consuming(3, *got)
     client.control(BEGIN)
     client.ack(kind, 1, 1, transaction=1)
@@ -373,6 +374,7 @@ def test_transaction_whose_range_has_lost_a_message_is_rolled_back() -> None:
 def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_session_consumes(
     session: int, is_acknowledging: bool
 ) -> None:
+    # C26.15
     client = Client(is_reconnect=True)
     client.consume(0)
     client.control(BEGIN)
@@ -403,6 +405,18 @@ def message_in_transaction(client: Client, session: int) -> TextMessage:
         transaction_id=client.transaction(),
         message_id=MessageId(None, producer_id, 1),
     )
+
+
+def test_consumer_ends_even_if_its_transaction_takes_no_acknowledgements() -> None:
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 2, 2, transaction=1)
+    client.take_commands()
+    client.take_answers()
+    client.refuses = lambda command: isinstance(command, Ack)
+    client.send(RemoveInfo(7, True, client.consumer_id(), 2))
+    assert client.take_commands() == [Close(["1:1"], 2)]
+    client.consume()
 
 
 @pytest.mark.parametrize(("named", "last"), [(-2, None), (-1, None), (0, 0), (5, 5)])

@@ -4,9 +4,12 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.openwire_client import CONNECTION, QUEUE, Client, message_id, refusals
+from tests.unit.openwire_examples import COMMANDS, structures
 from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
 from truenext.model.commands import (
@@ -18,6 +21,7 @@ from truenext.model.commands import (
     Login,
     OpenProducer,
     Send,
+    SendRun,
     Subscribe,
 )
 from truenext.model.limits import LOGIN_BYTES_MAX
@@ -353,6 +357,22 @@ def test_split_of_the_bytes_changes_nothing(split: int) -> None:
     assert [type(command) for command in client.take_commands()] == [OpenProducer, Subscribe, Credit]
 
 
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from([each for each in COMMANDS if each != 11]).flatmap(structures), max_size=5))
+def test_any_commands_are_answered_once_each_if_they_ask_for_it(commands: list[Structure]) -> None:
+    # One of the ids of the examples.
+    client = Client(connection="ID:b-1:2")
+    for number, command in enumerate(commands, 100):
+        if isinstance(command, RemoveInfo) and isinstance(command.object_id, ConnectionId):
+            continue
+        if isinstance(command, WireCommand):
+            command = replace(command, command_id=number)
+        client.send(command)
+        answered = [each.correlation_id for each in client.take_answers() if isinstance(each, Response)]
+        asks = isinstance(command, WireCommand) and command.response_required and not isinstance(command, KeepAliveInfo)
+        assert answered == [number] * asks
+
+
 # ---- Messages ----
 
 
@@ -397,9 +417,50 @@ def test_transient_message_and_message_in_a_transaction_have_no_number() -> None
 
 def test_equal_destinations_of_messages_are_one_object() -> None:
     client = Client()
-    client.send(text_message(), text_message(sequence=2))
-    first, second = client.take_commands()
-    assert isinstance(first, Send) and isinstance(second, Send) and first.destination is second.destination
+    client.send(text_message())
+    first = sent(client)
+    client.send(text_message(sequence=2))
+    assert sent(client).destination is first.destination
+
+
+def test_plain_messages_of_one_read_are_sent_as_a_run() -> None:
+    client = Client()
+    client.send(text_message(), text_message(sequence=2), text_message(destination=QueueName("b")))
+    run, send = client.take_commands()
+    assert isinstance(run, SendRun) and len(run) == 2 and isinstance(send, Send)
+    assert (run.destination.name, send.destination.name) == ("q", "b")
+
+
+def test_run_that_the_engine_does_not_accept_is_sent_one_by_one() -> None:
+    client = Client()
+    client.executes_runs = False
+    client.refuses = lambda command: isinstance(command, Send) and command.message.priority == 2
+    client.send(*[text_message(sequence=number, priority=number) for number in range(4)])
+    run, *sends = client.take_commands()
+    assert isinstance(run, SendRun) and [send.message.priority for send in sends if isinstance(send, Send)] == [0, 1, 3]
+    assert len(refusals(client.take_answers())) == 1
+
+
+def test_run_to_a_destination_that_is_refused_is_refused_for_each_message() -> None:
+    client = Client()
+    client.send(*[text_message(sequence=number, destination=QueueName("a.*")) for number in range(3)])
+    assert [type(command) for command in client.take_commands()] == 3 * [InvalidFrame]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_required": True},
+        {"is_persistent": True},
+        {"reply_to": QueueName("r")},
+        {"group_id": "g"},
+        {"expiration": 2**40},
+    ],
+)
+def test_message_with_more_than_a_place_is_sent_for_itself(options: dict[str, Any]) -> None:
+    client = Client()
+    client.send(text_message(**options), text_message(sequence=2, **options))
+    assert [type(command) for command in client.take_commands()] == [Send, Send]
 
 
 @pytest.mark.parametrize(

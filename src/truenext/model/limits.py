@@ -229,6 +229,12 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 
 # ---- Subscriptions ----
 
+JMS_PRODUCERS_MAX = 10_000
+"""Producers of one JMS client's connection. The broker keeps their windows.
+
+Exceeded: `this connection has {JMS_PRODUCERS_MAX} producers, the most allowed: close some`
+"""
+
 SUBSCRIPTIONS_MAX = 1000
 """Subscriptions of one connection, and temporary queues that it owns. A JMS client's temporary topics count with its
 temporary queues.

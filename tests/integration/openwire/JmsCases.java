@@ -702,4 +702,46 @@ public final class JmsCases {
         asking.close();
         answering.close();
     };
+
+    /** A connection that says nothing for several times its inactivity limit. */
+    static final Case IDLE = () -> {
+        ActiveMQConnection connection = connect(url + "?wireFormat.maxInactivityDuration=900");
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        Thread.sleep(4000);
+        session.createProducer(session.createQueue(queue)).send(session.createTextMessage("still there"));
+        say(text(consumer.receive(PATIENCE_MS)));
+        connection.close();
+    };
+
+    /** A message that expires in the client's buffer. */
+    static final Case EXPIRE = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        producer.send(session.createTextMessage("short"), DeliveryMode.PERSISTENT, 4, 400);
+        producer.send(session.createTextMessage("long"), DeliveryMode.PERSISTENT, 4, 60_000);
+        Thread.sleep(1000);
+        Message message = consumer.receive(PATIENCE_MS);
+        say(text(message) + " " + (message.getJMSExpiration() - message.getJMSTimestamp()));
+        say(text(consumer.receive(SILENCE_MS)));
+        connection.close();
+    };
+
+    static final Case PRIORITIES = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        for (int priority : new int[] {1, 9, 4, 9, 0}) {
+            producer.send(session.createTextMessage("p" + priority), DeliveryMode.PERSISTENT, priority, 0);
+        }
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        StringBuilder got = new StringBuilder();
+        for (int i = 0; i < 5; i++) {
+            got.append(text(consumer.receive(PATIENCE_MS))).append(' ');
+        }
+        say(got.toString().trim());
+        connection.close();
+    };
 }

@@ -2,43 +2,50 @@
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
-_JARS = [
-    Path("/usr/share/java") / f"{name}.jar"
-    for name in (
-        "activemq-client",
-        "geronimo-jms_1.1_spec",
-        "geronimo-j2ee-management-1.1-spec",
-        "slf4j-api",
-        "slf4j-simple",
-        "hawtbuf",
-    )
-]
+_FOLDER = Path("/usr/share/java")
+CLIENT = (
+    "activemq-client",
+    "geronimo-jms_1.1_spec",
+    "geronimo-j2ee-management-1.1-spec",
+    "slf4j-api",
+    "slf4j-simple",
+    "hawtbuf",
+)
+_SPRING_PARTS = ("aop", "beans", "context", "core", "expression", "jms", "messaging", "transaction")
+SPRING = (*CLIENT, "commons-logging", *(f"spring3-{part}" for part in _SPRING_PARTS))
 _SOURCES = Path(__file__).parent
 _PATIENCE_SECONDS = 120
 
 
-def missing_reason() -> str | None:
-    """Return why the programs cannot run here; None if they can."""
+def missing_reason(jars: Sequence[str] = CLIENT) -> str | None:
+    """Return why programs that need these libraries cannot run here; None if they can."""
     if shutil.which("javac") is None or shutil.which("java") is None:
         return "javac is not installed"
-    missing = [str(jar) for jar in _JARS if not jar.exists()]
-    return f"ActiveMQ's client is not installed: {missing[0]} is missing" if missing else None
+    missing = [str(jar) for jar in _paths(jars) if not jar.exists()]
+    return f"a library of Java is not installed: {missing[0]} is missing" if missing else None
+
+
+def _paths(jars: Sequence[str]) -> list[Path]:
+    return [_FOLDER / f"{name}.jar" for name in jars]
 
 
 class Programs:
-    """Compiled programs."""
+    """Compiled programs of one class."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = ":".join([*map(str, _JARS), str(folder)])
-        sources = sorted(map(str, _SOURCES.glob("*.java")))
+    def __init__(self, folder: Path, source: str = "JmsCases.java", jars: Sequence[str] = CLIENT) -> None:
+        self._class = Path(source).stem
+        self._path = ":".join([*map(str, _paths(jars)), str(folder)])
         subprocess.run(
-            ["javac", "-nowarn", "-cp", self._path, "-d", str(folder), *sources], check=True, timeout=_PATIENCE_SECONDS
+            ["javac", "-nowarn", "-cp", self._path, "-d", str(folder), str(_SOURCES / source)],
+            check=True,
+            timeout=_PATIENCE_SECONDS,
         )
 
     def run(self, case: str, url: str, *arguments: str) -> list[str]:
-        """Run a case of JmsCases, and return the lines that it has printed, without the last one, which says that all
+        """Run a case, and return the lines that it has printed, without the last one, which says that all
         of it has run."""
         result = subprocess.run(self._command(case, url, *arguments), capture_output=True, timeout=_PATIENCE_SECONDS)
         lines = result.stdout.decode().splitlines()
@@ -46,7 +53,7 @@ class Programs:
         return lines[:-1]
 
     def start(self, case: str, url: str, *arguments: str) -> "subprocess.Popen[str]":
-        """Start a case of JmsCases. What it prints can be read from its `stdout`."""
+        """Start a case. What it prints can be read from its `stdout`."""
         return subprocess.Popen(
             self._command(case, url, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

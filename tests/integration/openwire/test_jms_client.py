@@ -98,6 +98,42 @@ def test_recover_delivers_again_what_was_not_acknowledged(
     ]
 
 
+OPTIONS = pytest.mark.parametrize(
+    "option", ["optimizeAcknowledge", "messagePrioritySupported", "nonBlockingRedelivery", "alwaysSyncSend"]
+)
+
+
+@OPTIONS
+@pytest.mark.parametrize("mode", ["auto", "client", "transacted"])
+def test_each_mode_consumes_in_order_and_once_with_options_of_the_client(
+    broker: BrokerProcess, queue: str, java: Programs, mode: str, option: str
+) -> None:
+    said = java.run("consume", f"{url_of(broker)}?jms.{option}=true", queue, mode)
+    assert said == [TEN, "nothing", "nothing"]
+
+
+@OPTIONS
+def test_rolled_back_message_becomes_a_dead_letter_with_options_of_the_client(
+    broker: BrokerProcess, queue: str, java: Programs, option: str
+) -> None:
+    said = java.run("dead_letter", f"{url_of(broker)}?jms.{option}=true", queue)
+    assert sorted(said[0].split()) == sorted([*(f"m0/{number}" for number in range(1, 8)), "m1/1"])
+    assert said[1:] == ["m0/1", "true", "nothing"]
+
+
+def test_idle_connection_stays(broker: BrokerProcess, queue: str, java: Programs) -> None:
+    assert java.run("idle", url_of(broker), queue) == ["still there"]
+
+
+def test_message_that_expires_at_the_client_is_gone(broker: BrokerProcess, queue: str, java: Programs) -> None:
+    assert java.run("expire", url_of(broker), queue) == ["long 60000", "nothing"]
+    assert broker.remaining_messages(queue) == []
+
+
+def test_urgent_messages_come_first(broker: BrokerProcess, queue: str, java: Programs) -> None:
+    assert java.run("priorities", url_of(broker), queue) == ["p9 p9 p4 p1 p0"]
+
+
 def test_browser_shows_what_waits_and_takes_nothing(broker: BrokerProcess, queue: str, java: Programs) -> None:
     shown = "m0 m1 m2 m3 m4"
     assert java.run("browse", url_of(broker), queue) == [shown, shown, "false", "m0/1"]

@@ -17,21 +17,18 @@ class PullTimesTask(BackgroundTask):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pull_requests.ends_us)
+        return self._pull_requests.next_end_us is not None
 
     def can_step(self) -> bool:
-        return min(self._pull_requests.ends_us.values(), default=self._commit_state.now_us + 1) <= (
-            self._commit_state.now_us
-        )
+        next_us = self._pull_requests.next_end_us
+        return next_us is not None and next_us <= self._commit_state.now_us
 
     def step(self) -> tuple[()]:
-        now_us = self._commit_state.now_us
-        for consumer in [one for one, end_us in self._pull_requests.ends_us.items() if end_us <= now_us]:
-            self._pull_requests.end_with_notice(consumer)
+        self._pull_requests.end_overdue()
         return ()
 
     def next_due_ms(self) -> int | None:
-        next_us = min(self._pull_requests.ends_us.values(), default=None)
+        next_us = self._pull_requests.next_end_us
         if next_us is None:
             return None
         return self._commit_state.now_ms + max(0, -(-(next_us - self._commit_state.now_us) // 1000))

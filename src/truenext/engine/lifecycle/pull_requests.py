@@ -31,6 +31,8 @@ class PullRequests:
         """Consumers whose open request does not wait, by queue. The key of a wildcard consumer is the consumer."""
         self.ends_us: dict[BrokerConsumer, int] = {}
         """Times at which open requests are withdrawn, for those that have one."""
+        self.next_end_us: int | None = None
+        """Earliest time in `ends_us`, or an earlier one of a request that has ended since; None if there is none."""
         self.ended: list[EndedPullRequest] = []
         """Notices that are still to be sent to the clients."""
 
@@ -42,7 +44,8 @@ class PullRequests:
         self._log_request(consumer, pull_request.remaining)
         self.open_consumers[consumer] = None
         if wait_ms:
-            self.ends_us[consumer] = self._commit_state.now_us + 1000 * wait_ms
+            end_us = self.ends_us[consumer] = self._commit_state.now_us + 1000 * wait_ms
+            self.next_end_us = end_us if self.next_end_us is None else min(self.next_end_us, end_us)
             self._commit_state.active_work[self] = None
         elif self.ends_us:
             self.ends_us.pop(consumer, None)
@@ -54,6 +57,13 @@ class PullRequests:
     def end_with_notice(self, consumer: BrokerConsumer) -> None:
         """End a request because no message is ready. The client is notified after all messages dispatched before."""
         self.ended.append(self.withdraw(consumer))
+
+    def end_overdue(self) -> None:
+        """End all requests whose time is over."""
+        now_us = self._commit_state.now_us
+        for consumer in [one for one, end_us in self.ends_us.items() if end_us <= now_us]:
+            self.end_with_notice(consumer)
+        self.next_end_us = min(self.ends_us.values(), default=None)
 
     def withdraw(self, consumer: BrokerConsumer) -> EndedPullRequest:
         """End a request. Returns the notice, with the number of messages that have not come."""

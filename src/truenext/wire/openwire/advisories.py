@@ -9,7 +9,9 @@ later connections are told when they subscribe to the advisories. The process of
 from collections.abc import Callable
 from typing import NamedTuple
 
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import decode_header_lines
+from truenext.model.limits import NAME_LENGTH_MAX
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
     TEMPORARY_QUEUE,
@@ -32,8 +34,14 @@ from truenext.wire.openwire.structures import (
     TopicName,
 )
 
-TOLD_MAX = 10_000
-"""Number of temporary destinations that a process is remembered to have been told. It may be told twice."""
+CONSUMERS_MAX = 10
+"""Consumers of advisories on one connection. The client of ActiveMQ has one."""
+TOLD_MAX = 1000
+ALL_TOLD_MAX = 100 * TOLD_MAX
+"""Numbers of temporary destinations that one process, and all of them, are remembered to have been told. A process may
+be told twice."""
+_NAME_LENGTH_MAX = 2 * NAME_LENGTH_MAX
+"""Characters of the longest name that is told: no destination has a longer one."""
 _TOPICS = {f"{ADVISORY_PREFIX}TempQueue", f"{ADVISORY_PREFIX}TempTopic"}
 _REMOTE_PREFIX = b"/remote-temp-"
 
@@ -60,6 +68,7 @@ class AdvisoryBoard:
         """Temporary destinations that each process was told, the oldest first."""
         self._ended: dict[PhysicalName, list[Process]] = {}
         """Processes that were told of the end of a temporary destination, the oldest end first."""
+        self._told_count = 0
 
     def join(self, process: Process, advisories: "Advisories") -> None:
         """Add a connection, and tell it what its process was told."""
@@ -73,7 +82,8 @@ class AdvisoryBoard:
         if members is not None:
             members.pop(advisories, None)
             if not members:
-                del self._members[process], self._told[process]
+                self._told_count -= len(self._told.pop(process))
+                del self._members[process]
 
     def tell(self, process: Process, teller: "Advisories", name: PhysicalName) -> bytes:
         """Tell a process of a temporary destination, if it was not told before. Returns the frames for `teller`; those
@@ -81,9 +91,7 @@ class AdvisoryBoard:
         told = self._told.get(process)
         if told is None or name in told:
             return b""
-        if len(told) >= TOLD_MAX:
-            del told[next(iter(told))]
-        told[name] = None
+        self._remember(told, name)
         for member in list(self._members[process]):
             if member is not teller:
                 member.send(member.encode(name))
@@ -94,6 +102,7 @@ class AdvisoryBoard:
         processes = [process for process, told in self._told.items() if name in told]
         for process in processes:
             del self._told[process][name]
+            self._told_count -= 1
             self._send(process, name, is_removed=True)
         if processes:
             self._ended[name] = processes
@@ -106,8 +115,17 @@ class AdvisoryBoard:
         for process in self._ended.pop(name, ()):
             told = self._told.get(process)
             if told is not None and name not in told:
-                told[name] = None
+                self._remember(told, name)
                 self._send(process, name)
+
+    def _remember(self, told: dict[PhysicalName, None], name: PhysicalName) -> None:
+        """Remember that a process was told, in place of its oldest name or, if it has none, of another's."""
+        if len(told) >= TOLD_MAX or self._told_count >= ALL_TOLD_MAX:
+            names = told or next(each for each in self._told.values() if each)
+            del names[next(iter(names))]
+            self._told_count -= 1
+        told[name] = None
+        self._told_count += 1
 
     def _send(self, process: Process, name: PhysicalName, *, is_removed: bool = False) -> None:
         for member in list(self._members[process]):
@@ -143,7 +161,14 @@ class Advisories:
         return consumer_id in self._consumers
 
     def add(self, consumer_id: ConsumerId) -> None:
-        """Add an advisory consumer."""
+        """Add an advisory consumer.
+
+        Raises: RemoteProtocolError if there are too many
+        """
+        if len(self._consumers) >= CONSUMERS_MAX:
+            raise RemoteProtocolError(
+                f"this connection has {CONSUMERS_MAX} consumers of advisories, the most allowed: close some", Code.LIMIT
+            )
         self._consumers[consumer_id] = None
         self._board.join(self._process, self)
 
@@ -217,4 +242,6 @@ def _temporary_reply_to(message: SentMessage) -> PhysicalName | None:
             reply_to = jms_headers(message).reply_to
     elif _REMOTE_PREFIX in message.header:
         reply_to = physical_name(decode_header_lines(message.header).get("reply-to", ""))
-    return reply_to if reply_to is not None and reply_to.type in (TEMPORARY_QUEUE, TEMPORARY_TOPIC) else None
+    if reply_to is None or reply_to.type not in (TEMPORARY_QUEUE, TEMPORARY_TOPIC):
+        return None
+    return reply_to if len(reply_to.name) <= _NAME_LENGTH_MAX else None

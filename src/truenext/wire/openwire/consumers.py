@@ -141,7 +141,11 @@ class Consumers:
         """Consumers for which messages may have to be requested."""
 
     def find(self, consumer_id: ConsumerId | None) -> Consumer | None:
-        return None if consumer_id is None else self.by_subscription.get(subscription_of(consumer_id))
+        """Return the consumer with an id of this connection; None if there is none."""
+        if consumer_id is None:
+            return None
+        consumer = self.by_subscription.get(subscription_of(consumer_id))
+        return consumer if consumer is not None and consumer.id == consumer_id else None
 
     def of_session(self, session_id: int) -> list[Consumer]:
         return [each for each in self.by_subscription.values() if each.id.session_id == session_id]

@@ -4,18 +4,17 @@ A persistent message outside a transaction has a number if the client is on `fai
 (C26.10).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Command, OpenProducer, ReceiptRequest, Send
-from truenext.model.limits import SUBSCRIPTIONS_MAX
+from truenext.model.commands import Command, OpenProducer, ReceiptRequest, Send, SendRun
+from truenext.model.limits import JMS_PRODUCERS_MAX
 from truenext.model.openwire_message import BODY_HEAD, properties_of
 from truenext.wire.openwire.codec import ProducedMessage
 from truenext.wire.openwire.destinations import Destinations
 from truenext.wire.openwire.refusals import not_supported
-from truenext.wire.openwire.structures import ProducerId, ProducerInfo
+from truenext.wire.openwire.structures import ProducerId, ProducerInfo, Structure
 
-_PRODUCERS_MAX = 10 * SUBSCRIPTIONS_MAX
 _SCHEDULE = b"AMQ_SCHEDULED_"
 _MESSAGE_BYTES = 1024
 """Bytes that a client adds to content and properties of each message, when it compares with its window."""
@@ -35,9 +34,9 @@ class Producers:
         Raises: RemoteProtocolError if JMS clients cannot send to its destination, or there are too many producers
         """
         assert info.producer_id is not None, "the session checks ids"
-        if len(self._windows) >= _PRODUCERS_MAX:
+        if len(self._windows) >= JMS_PRODUCERS_MAX:
             raise RemoteProtocolError(
-                f"this connection has {_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT
+                f"this connection has {JMS_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT
             )
         if info.destination is not None:
             yield OpenProducer(self._destinations.target(info.destination))
@@ -63,6 +62,47 @@ class Producers:
         fields: tuple[int, int] = (content_end - content_at, len(body) - content_end)
         return _MESSAGE_BYTES + sum(max(size - 5, 0) for size in fields)
 
+    def group(
+        self, commands: Iterable[Structure | ProducedMessage], connection_id: str
+    ) -> Iterator[Structure | ProducedMessage | list[ProducedMessage]]:
+        """Yield commands of a connection in their order, with consecutive plain messages to one destination as a list
+        of two or more."""
+        run: list[ProducedMessage] = []
+        for command in commands:
+            is_plain = isinstance(command, ProducedMessage) and self._is_plain(command, connection_id)
+            if run and not (is_plain and _are_alike(run[0], command)):
+                yield run if len(run) > 1 else run[0]
+                run = []
+            if is_plain:
+                assert isinstance(command, ProducedMessage), "it is plain"
+                run.append(command)
+            else:
+                yield command
+        if run:
+            yield run if len(run) > 1 else run[0]
+
+    def _is_plain(self, produced: ProducedMessage, connection_id: str) -> bool:
+        """Return whether a message needs nothing but its place in a queue."""
+        message = produced.message
+        return (
+            not produced.response_required
+            and produced.transaction_id is None
+            and not produced.has_reply_to
+            and not (message.persistent and self.numbers_sends)
+            and not message.group
+            and not message.expires_ms
+            and not self._windows.get(produced.producer_id)
+            and produced.producer_id.connection_id == connection_id
+            and _SCHEDULE not in message.body
+        )
+
+    def send_run(self, run: list[ProducedMessage]) -> SendRun:
+        """Return the command that sends plain messages.
+
+        Raises: RemoteProtocolError if JMS clients cannot send to their destination
+        """
+        return SendRun(self._destinations.target(run[0].destination), [each.message for each in run])
+
     def send(self, produced: ProducedMessage, transaction: str | None) -> Iterator[Command]:
         """Send a message.
 
@@ -83,6 +123,14 @@ class Producers:
         yield send
         if produced.response_required:
             yield ReceiptRequest(str(produced.command_id), send if is_numbered else None)
+
+
+def _are_alike(first: ProducedMessage, other: Structure | ProducedMessage) -> bool:
+    return (
+        isinstance(other, ProducedMessage)
+        and other.destination is first.destination
+        and other.message.persistent == first.message.persistent
+    )
 
 
 def _name(producer_id: ProducerId) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
+    Ack,
     Command,
     CreateTemporary,
     Disconnect,
@@ -156,7 +157,10 @@ class OpenWireSession:
         decoder = self._decoder
         self.last_receipt = None
         while commands := decoder.receive(data):
-            for structure in commands:
+            for structure in self._producers.group(commands, self._connection_id):
+                if isinstance(structure, list):
+                    yield from self._send_run(structure)
+                    continue
                 if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
                     continue
                 self._is_refused = False
@@ -203,7 +207,8 @@ class OpenWireSession:
             raise RemoteProtocolError(f"{type(structure).__name__} is not for clients to send", Code.COMMAND)
         for command in handler(self, structure):
             yield command
-            if self._is_refused:
+            # An acknowledgement here is of a consumer that ends, which it does in any case.
+            if self._is_refused and not isinstance(command, Ack):
                 break
         if self._is_refused:
             self.last_receipt = None
@@ -211,6 +216,27 @@ class OpenWireSession:
                 yield from self._transactions.abort_refused(structure)
         elif self.last_receipt is not None:
             yield ReceiptRequest(self.last_receipt)
+
+    def _send_run(self, run: list[ProducedMessage]) -> Iterator[Command]:
+        """Send plain messages at once, or one by one as far as the engine does not accept the run."""
+        self.last_receipt = None
+        if self._has_ended:
+            return
+        executed = 0
+        try:
+            command = self._producers.send_run(run)
+        except RemoteProtocolError:
+            # Each is refused for itself.
+            pass
+        else:
+            yield command
+            executed = command.executed
+        for produced in run[executed:]:
+            self._is_refused = False
+            try:
+                yield from self._send(produced)
+            except RemoteProtocolError as error:
+                yield from self._refuse(produced, error)
 
     def _send(self, produced: ProducedMessage) -> Iterator[Command]:
         self.last_receipt = str(produced.command_id) if produced.response_required else None
@@ -237,7 +263,6 @@ class OpenWireSession:
             if self._advisories.is_consumer(ack.consumer_id):
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
-        self._check_owner(ack.consumer_id, "consumer")
         if consumer.is_browser:
             return
         name = self._transactions.name_of(ack.transaction_id)
