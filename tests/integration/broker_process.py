@@ -179,8 +179,11 @@ class BrokerProcess:
     def openwire_url(self) -> str:
         """URL for clients of ActiveMQ, if `options` have a listener for these."""
         lines = self._out.read_text().splitlines()
-        (port,) = [line.rpartition(":")[2] for line in lines if line.startswith("listening on openwire://")]
-        return f"tcp://127.0.0.1:{port}"
+        (url,) = [line.removeprefix("listening on ") for line in lines if line.startswith("listening on openwire")]
+        scheme = "ssl" if url.startswith("openwire+ssl") else "tcp"
+        # Certificates of tests are for both names of this machine; Java's client compares names only.
+        host = "localhost" if scheme == "ssl" else "127.0.0.1"
+        return f"{scheme}://{host}:{url.rpartition(':')[2]}"
 
     def start_on_same_port(self) -> None:
         """Start a broker that the test has killed by other means, at the port that its clients know."""

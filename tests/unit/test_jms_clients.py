@@ -468,7 +468,7 @@ def test_pull_request_is_withdrawn_when_its_time_is_over() -> None:
     state.tick(5_250_000, 1_250_000)
     (ended,) = client.engine.turn.run().ended_pull_requests
     assert (ended.unused, ended.correlation) == (3, "pull")
-    assert tasks.next_due_ms is None
+    assert client.engine.tasks.next_due_ms is None
     client.send()
     assert client.dispatch() == []
 

@@ -703,6 +703,19 @@ public final class JmsCases {
         answering.close();
     };
 
+    /** Connects without a password, and says what became of that. */
+    static final Case CONNECT = () -> {
+        try {
+            ActiveMQConnection connection = connect();
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            session.createProducer(session.createQueue(queue)).send(session.createTextMessage("sent"));
+            say(text(session.createConsumer(session.createQueue(queue)).receive(PATIENCE_MS)));
+            connection.close();
+        } catch (JMSException error) {
+            say(error.getClass().getSimpleName());
+        }
+    };
+
     /** A connection that says nothing for several times its inactivity limit. */
     static final Case IDLE = () -> {
         ActiveMQConnection connection = connect(url + "?wireFormat.maxInactivityDuration=900");

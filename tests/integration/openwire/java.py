@@ -44,10 +44,12 @@ class Programs:
             timeout=_PATIENCE_SECONDS,
         )
 
-    def run(self, case: str, url: str, *arguments: str) -> list[str]:
-        """Run a case, and return the lines that it has printed, without the last one, which says that all
-        of it has run."""
-        result = subprocess.run(self._command(case, url, *arguments), capture_output=True, timeout=_PATIENCE_SECONDS)
+    def run(self, case: str, url: str, *arguments: str, java: Sequence[str] = ()) -> list[str]:
+        """Run a case with options of Java, and return the lines that it has printed, without the last one, which says
+        that all of it has run."""
+        result = subprocess.run(
+            self._command(case, url, arguments, java), capture_output=True, check=False, timeout=_PATIENCE_SECONDS
+        )
         lines = result.stdout.decode().splitlines()
         assert lines and lines[-1] == "done", f"{lines}\n{result.stderr.decode()[:6000]}"
         return lines[:-1]
@@ -55,20 +57,10 @@ class Programs:
     def start(self, case: str, url: str, *arguments: str) -> "subprocess.Popen[str]":
         """Start a case. What it prints can be read from its `stdout`."""
         return subprocess.Popen(
-            self._command(case, url, *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self._command(case, url, arguments, ()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
-    def _command(self, case: str, url: str, *arguments: str) -> list[str]:
+    def _command(self, case: str, url: str, arguments: Sequence[str], java: Sequence[str]) -> list[str]:
         options = ["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        return [
-            "java",
-            "-Dfile.encoding=UTF-8",
-            "-Dstdout.encoding=UTF-8",
-            *options,
-            "-cp",
-            self._path,
-            "JmsCases",
-            case,
-            url,
-            *arguments,
-        ]
+        options += ["-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", *java]
+        return ["java", *options, "-cp", self._path, self._class, case, url, *arguments]
