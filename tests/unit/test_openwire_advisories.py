@@ -180,7 +180,7 @@ def test_board_forgets_a_process_with_its_last_connection(board: AdvisoryBoard) 
 
 
 def test_board_remembers_a_limited_number(board: AdvisoryBoard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advisories, "TOLD_MAX", 2)
+    monkeypatch.setattr(advisories, "ANNOUNCED_MAX", 2)
     client = subscribed("ID:b-1-1:1", board)
     client.consume()
     for number in (1, 2, 3, 1):
@@ -191,7 +191,7 @@ def test_board_remembers_a_limited_number(board: AdvisoryBoard, monkeypatch: pyt
 def test_board_remembers_a_limited_number_for_all_processes(
     board: AdvisoryBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advisories, "ALL_TOLD_MAX", 1)
+    monkeypatch.setattr(advisories, "ALL_ANNOUNCED_MAX", 1)
     one, two = subscribed("ID:b-1-1:1", board), subscribed("ID:c-1-1:1", board)
     for client in (one, two, one):
         client.consume()

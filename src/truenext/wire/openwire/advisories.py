@@ -36,8 +36,8 @@ from truenext.wire.openwire.structures import (
 
 CONSUMERS_MAX = 10
 """Consumers of advisories on one connection. The client of ActiveMQ has one."""
-TOLD_MAX = 1000
-ALL_TOLD_MAX = 100 * TOLD_MAX
+ANNOUNCED_MAX = 1000
+ALL_ANNOUNCED_MAX = 100 * ANNOUNCED_MAX
 """Numbers of temporary destinations that one process, and all of them, are remembered to have been told. A process may
 be told twice."""
 _NAME_LENGTH_MAX = 2 * NAME_LENGTH_MAX
@@ -64,68 +64,68 @@ class AdvisoryBoard:
     def __init__(self) -> None:
         self._members: dict[Process, dict[Advisories, None]] = {}
         """Connections of each process that get advisories."""
-        self._told: dict[Process, dict[PhysicalName, None]] = {}
+        self._announced: dict[Process, dict[PhysicalName, None]] = {}
         """Temporary destinations that each process was told, the oldest first."""
         self._ended: dict[PhysicalName, list[Process]] = {}
         """Processes that were told of the end of a temporary destination, the oldest end first."""
-        self._told_count = 0
+        self._announced_count = 0
 
-    def join(self, process: Process, advisories: "Advisories") -> None:
+    def add(self, process: Process, advisories: "Advisories") -> None:
         """Add a connection, and tell it what its process was told."""
         self._members.setdefault(process, {})[advisories] = None
-        for name in self._told.setdefault(process, {}):
+        for name in self._announced.setdefault(process, {}):
             advisories.outgoing += advisories.encode(name)
 
-    def leave(self, process: Process, advisories: "Advisories") -> None:
+    def remove(self, process: Process, advisories: "Advisories") -> None:
         """Remove a connection. What its process was told is forgotten with its last connection."""
         members = self._members.get(process)
         if members is not None:
             members.pop(advisories, None)
             if not members:
-                self._told_count -= len(self._told.pop(process))
+                self._announced_count -= len(self._announced.pop(process))
                 del self._members[process]
 
-    def tell(self, process: Process, teller: "Advisories", name: PhysicalName) -> bytes:
-        """Tell a process of a temporary destination, if it was not told before. Returns the frames for `teller`; those
-        for other connections are sent at once."""
-        told = self._told.get(process)
-        if told is None or name in told:
+    def announce(self, process: Process, announcer: "Advisories", name: PhysicalName) -> bytes:
+        """Tell a process of a temporary destination, if it was not told before. Returns the frames for `announcer`; the
+        frames for other connections are sent at once."""
+        announced = self._announced.get(process)
+        if announced is None or name in announced:
             return b""
-        self._remember(told, name)
+        self._remember(announced, name)
         for member in list(self._members[process]):
-            if member is not teller:
+            if member is not announcer:
                 member.send(member.encode(name))
-        return teller.encode(name)
+        return announcer.encode(name)
 
     def end(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination, wherever it was told."""
-        processes = [process for process, told in self._told.items() if name in told]
+        processes = [process for process, announced in self._announced.items() if name in announced]
         for process in processes:
-            del self._told[process][name]
-            self._told_count -= 1
+            del self._announced[process][name]
+            self._announced_count -= 1
             self._send(process, name, is_removed=True)
         if processes:
             self._ended[name] = processes
-            if len(self._ended) > TOLD_MAX:
+            if len(self._ended) > ANNOUNCED_MAX:
                 del self._ended[next(iter(self._ended))]
 
     def begin_again(self, name: PhysicalName) -> None:
         """Tell of a temporary destination that its client has made again on a new connection, wherever its end was
         told: an answer may still be on its way."""
         for process in self._ended.pop(name, ()):
-            told = self._told.get(process)
-            if told is not None and name not in told:
-                self._remember(told, name)
+            announced = self._announced.get(process)
+            if announced is not None and name not in announced:
+                self._remember(announced, name)
                 self._send(process, name)
 
-    def _remember(self, told: dict[PhysicalName, None], name: PhysicalName) -> None:
+    def _remember(self, announced: dict[PhysicalName, None], name: PhysicalName) -> None:
         """Remember that a process was told, in place of its oldest name or, if it has none, of another's."""
-        if len(told) >= TOLD_MAX or self._told_count >= ALL_TOLD_MAX:
-            names = told or next(each for each in self._told.values() if each)
+        if len(announced) >= ANNOUNCED_MAX or self._announced_count >= ALL_ANNOUNCED_MAX:
+            names = announced or next(each for each in self._announced.values() if each)
             del names[next(iter(names))]
-            self._told_count -= 1
-        told[name] = None
-        self._told_count += 1
+            self._announced_count -= 1
+        announced[name] = None
+        self._announced_count += 1
 
     def _send(self, process: Process, name: PhysicalName, *, is_removed: bool = False) -> None:
         for member in list(self._members[process]):
@@ -170,12 +170,12 @@ class Advisories:
                 f"this connection has {CONSUMERS_MAX} consumers of advisories, the most allowed: close some", Code.LIMIT
             )
         self._consumers[consumer_id] = None
-        self._board.join(self._process, self)
+        self._board.add(self._process, self)
 
     def remove(self, consumer_id: ConsumerId) -> None:
         """Remove an advisory consumer, if it is one."""
         if self._consumers.pop(consumer_id, 0) is None and not self._consumers:
-            self._board.leave(self._process, self)
+            self._board.remove(self._process, self)
 
     def add_own(self, name: PhysicalName) -> None:
         """Add a temporary destination of this connection. The other connections of its process are told now: the client
@@ -183,7 +183,7 @@ class Advisories:
         if name not in self._own:
             self._own[name] = None
             self._board.begin_again(name)
-            self._board.tell(self._process, self, name)
+            self._board.announce(self._process, self, name)
 
     def end_own(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination of this connection."""
@@ -194,15 +194,15 @@ class Advisories:
         """Tell of the end of this connection."""
         if self._consumers:
             self._consumers.clear()
-            self._board.leave(self._process, self)
+            self._board.remove(self._process, self)
         for name in list(self._own):
             self.end_own(name)
 
-    def tell_reply_to(self, message: SentMessage) -> bytes:
+    def announce_reply_to(self, message: SentMessage) -> bytes:
         """Return the frames that must come before a message, if its reply-to is a temporary destination that the client
         was not told yet."""
         name = _temporary_reply_to(message)
-        return b"" if name is None else self._board.tell(self._process, self, name)
+        return b"" if name is None else self._board.announce(self._process, self, name)
 
     def encode(self, name: PhysicalName, *, is_removed: bool = False) -> bytes:
         """Return the frames that tell the client of a temporary destination, or of its end. The owner of a destination

@@ -58,8 +58,8 @@ class OpenWireReplies:
                 message.arrived_ms,
                 is_first_of_group=delivery.is_first_of_group and not is_browse,
             )
-            if advisories.has_consumers and (told := advisories.tell_reply_to(message)):
-                frame = told + frame
+            if advisories.has_consumers and (announcements := advisories.announce_reply_to(message)):
+                frame = announcements + frame
             parts.append(frame)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
