@@ -27,9 +27,9 @@ from truenext.model.destination import (
     Destination,
     DestinationKind,
 )
+from truenext.model.forms import has_reply_to, reply_to_address
 from truenext.model.grants import User
 from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
-from truenext.model.openwire_message import has_reply_to, reply_to_address
 
 _ADDRESS_BYTES = 400
 """Memory for each temporary queue or topic to which users may reply, without its address and its users."""
@@ -182,9 +182,7 @@ class ReplyRights:
         for consumer, entries in deliveries.items():
             for entry in entries:
                 message = entry.message
-                if message is not None and (
-                    _REMOTE_PREFIX in message.header or (message.form and has_reply_to(message))
-                ):
+                if message is not None and (_REMOTE_PREFIX in message.header or has_reply_to(message)):
                     # The copies of a message to a topic are one object.
                     users = users_by_message.setdefault(id(message), set())
                     name = self._user_name(consumer.session)

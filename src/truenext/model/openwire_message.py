@@ -47,7 +47,6 @@ from truenext.model.header_lines import (
     decode_header_lines,
     encode_header_lines,
     first_destination_of,
-    reply_to_of,
 )
 from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MAP_VALUES_MAX
 from truenext.model.loose_fields import (
@@ -279,9 +278,7 @@ def closes_group(message: SentMessage) -> bool:
 
 
 def reply_to_address(message: SentMessage) -> str:
-    """Return the address of the reply-to of a message of either form; "" if it has none."""
-    if message.form != OPENWIRE_FORM:
-        return reply_to_of(message.header)
+    """Return the address of the reply-to of a message in OpenWire form; "" if it has none."""
     reply_to = jms_headers(message).reply_to if has_reply_to(message) else None
     return "" if reply_to is None else reply_to.address
 

@@ -20,9 +20,9 @@ from itertools import chain
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.destination import Destination, virtual_topic
+from truenext.model.forms import compared_bytes
 from truenext.model.limits import TOPIC_SUBSCRIPTIONS_MAX
 from truenext.model.message import SentMessage
-from truenext.model.openwire_message import compared_bytes
 from truenext.model.pattern import is_pattern, matches
 from truenext.model.selector import Selector, compile_stored_selector
 

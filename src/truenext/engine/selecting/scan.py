@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
+from truenext.model.forms import compared_bytes
 from truenext.model.limits import COSTLY_COMPARISON_NS, SCAN_FOUND_MAX
 from truenext.model.message import SentMessage
-from truenext.model.openwire_message import compared_bytes
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000

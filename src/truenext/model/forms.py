@@ -1,0 +1,24 @@
+"""Forms of messages: what engine and broker ask of a message, whichever form it has (message.py)."""
+
+from truenext.model import header_lines, openwire_message
+from truenext.model.message import SentMessage
+from truenext.model.openwire_message import compared_bytes as compared_bytes
+
+
+def closes_group(message: SentMessage) -> bool:
+    """Return whether the dispatch of the message closes its group (C5.4)."""
+    if message.form:
+        return openwire_message.closes_group(message)
+    return header_lines.closes_group(message.header)
+
+
+def has_reply_to(message: SentMessage) -> bool:
+    """Return whether a message that is not in the form of header lines has a reply-to. False for all others."""
+    return message.form != 0 and openwire_message.has_reply_to(message)
+
+
+def reply_to_address(message: SentMessage) -> str:
+    """Return the address of the reply-to; "" if there is none."""
+    if message.form:
+        return openwire_message.reply_to_address(message)
+    return header_lines.reply_to_of(message.header)
