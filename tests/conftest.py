@@ -17,8 +17,13 @@ from pathlib import PurePosixPath
 from random import Random, SystemRandom
 
 import pytest
+from hypothesis import settings
 
 from tests.drawing import not_drawn
+
+# A slow machine is no fault.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 PROCESSOR_SECONDS = "processor seconds"
 PROCESSOR_SECONDS_BEFORE = pytest.StashKey[float]()

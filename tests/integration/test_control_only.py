@@ -369,5 +369,5 @@ def test_a_broker_with_too_few_files_says_how_many_it_needs(tmp_path: Path) -> N
     with pytest.raises(AssertionError, match="broker said ''"):
         broker.start()
     assert broker.wait_for_end() != 0
-    assert f"it needs {FILES_FOR_FEW - FEW + 1}: raise the limit" in broker.log
+    assert f"the broker needs at least {FILES_FOR_FEW - FEW + 1}: raise the limit" in broker.log
     assert "ulimit -n" in broker.log

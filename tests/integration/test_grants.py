@@ -1327,7 +1327,7 @@ def is_named(case: Case, need: str, text: str) -> bool:
     if need == "client-id":
         return case.client_id in text
     if need in FLAGS:
-        return "may not" in text and f"it needs {need}" in text
+        return "may not" in text and f"this needs the right {need}" in text
     right, _, address = need.partition(" ")
     names = [address, *(case.filled_in(each) for each in case.row.other_names)]
     return f"may not {right}" in text and any(name in text for name in names)

@@ -618,6 +618,24 @@ def test_password_file_that_others_can_write_to_is_refused(guarded_broker: Guard
     assert code_of(login_answer(guarded_broker, "pin", word_of("pin"))) == "login"
 
 
+def test_numbered_send_is_a_repeat_also_if_its_queues_were_found_ahead(guarded_broker: GuardedBroker) -> None:
+    """The user's name came twice before that of the producer if the queues of a message were found ahead."""
+    guarded_broker.add("fan", ["send /topic/t", "take /topic/t"])
+    guarded_broker.write()
+    reload(guarded_broker)
+    reader, sender = guarded_broker.login("fan"), guarded_broker.login("fan")
+    for number in range(40):
+        pattern = f"%{'_' * 200}y{number}%"
+        headers = {"id": f"{number}", "destination": "/topic/t", "selector": f"a LIKE '{pattern}'"}
+        reader.request("SUBSCRIBE", headers)
+    numbered = {"destination": "/topic/t", "a": "x" * 60_000, "truenext-producer": "p", "truenext-number": "1"}
+    sender.send_to("/topic/t", headers=numbered)
+    # Without subscriptions nothing is found ahead.
+    reader.disconnect()
+    sender.send_frame("SEND", numbered | {"receipt": "r"}, b"x")
+    assert sender.await_receipt("r").headers.get("truenext-repeat") == "true"
+
+
 # ---- Takeover ----
 
 

@@ -154,7 +154,8 @@ def test_a_journal_that_lost_its_end_after_a_clean_stop_is_damaged(
 ) -> None:
     send_200(own_broker)
     own_broker.stop()
-    assert store("check", own_broker.data).returncode == 0
+    checked = store("check", own_broker.data)
+    assert checked.returncode == 0, checked.stdout
     lose_half(own_broker.data, by=by)
     expect_missed(own_broker.data, " are missing at its end; the checkpoint says that frame ", tmp_path)
     if by == "cut":

@@ -17,6 +17,17 @@ from truenext.testing import BlockingBroker, blocking_broker
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
 
 
+TEST_TIMEOUT_S = 300
+"""Seconds for a test of Spark. A test that is interrupted in a call of Java leaves the session unusable for all tests
+after it, so a slow machine gets more time than elsewhere."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith("tests/spark/") and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     logging.getLogger("py4j").setLevel(logging.ERROR)

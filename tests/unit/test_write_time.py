@@ -9,6 +9,7 @@ import pytest
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import Committer
 from truenext.broker.write_time import WriteTimeEstimate
+from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
 from truenext.store.store import Store
 
@@ -113,3 +114,61 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
     is_at_once = asyncio.run(run())
     # The third is the one that nobody could foresee; the sixth shows that the disk is quick again.
     assert is_at_once == [True, True, True, False, False, False, True, True, True]
+
+
+class HistoryOfSlowThread:
+    """A history whose first two chunks are appended so slowly that the event loop commits the next batch meanwhile."""
+
+    def __init__(self) -> None:
+        self.appended: list[bytes] = []
+        self.is_next_committed = [threading.Event(), threading.Event()]
+
+    def append(self, chunk: bytes) -> None:
+        if chunk == b"1":
+            self.appended.append(chunk)
+            self.is_next_committed[0].wait(5)
+        else:
+            if chunk == b"2":
+                self.is_next_committed[1].wait(5)
+            self.appended.append(chunk)
+
+    def flush(self) -> None:
+        pass
+
+
+class SlowForTheFirst(WriteTimeEstimate):
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def is_quick(self, size: int) -> bool:
+        self._count += 1
+        return self._count > 1
+
+
+def test_history_of_a_batch_stays_behind_that_of_the_batch_before_on_a_slow_thread() -> None:
+    """The thread said that it was idle after it had got the second batch. So the event loop wrote the third one."""
+    history = HistoryOfSlowThread()
+
+    async def run() -> None:
+        done: asyncio.Queue[Batch] = asyncio.Queue()
+        committer = Committer(
+            cast(Store, DiskThatTurnsSlow()),
+            cast(HistoryWriter, history),
+            asyncio.get_running_loop(),
+            SlowForTheFirst(),
+            on_committed=done.put_nowait,
+            on_failed=fail,
+        )
+        for number in (1, 2, 3):
+            made = batch(number)
+            made.history = b"%d" % number
+            is_durable = committer.commit(made)
+            if number > 1:
+                history.is_next_committed[number - 2].set()
+            if not is_durable:
+                await done.get()
+        committer.close()
+
+    asyncio.run(run())
+    assert history.appended == [b"1", b"2", b"3"]

@@ -42,8 +42,11 @@ class Committer:
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self.is_busy = False
         """True while the thread has a batch that is not durable yet. `commit` must not be called then."""
-        self._is_thread_idle = True
-        """True while the thread has neither a batch nor history to write."""
+        self._handed_count = 0
+        """Number of batches that the event loop has handed to the thread."""
+        self._finished_count = 0
+        """Number of batches of which the thread has written the history, too. Only the thread changes this number. A
+        flag that both set could say that the thread is idle when it has just got another batch."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
@@ -62,9 +65,14 @@ class Committer:
                 self._flush_later()
             return True
         self.is_busy = True
-        self._is_thread_idle = False
+        self._handed_count += 1
         self._queue.put(batch)
         return False
+
+    @property
+    def _is_thread_idle(self) -> bool:
+        """True while the thread has neither a batch nor history to write."""
+        return self._handed_count == self._finished_count
 
     def close(self) -> None:
         """End the thread after its current work."""
@@ -118,7 +126,7 @@ class Committer:
                 self._apply(batch, is_inline=False)
                 self._loop.call_soon_threadsafe(self._done, batch)
                 self._append_history(batch)
-                self._is_thread_idle = True
+                self._finished_count += 1
             except Exception as error:
                 failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
                 self._loop.call_soon_threadsafe(self._on_failed, failure)

@@ -88,7 +88,8 @@ def abandon(query_id: str, broker: BrokerOptions) -> None:
         for returned_now, dropped_now in admin.abandon(connection, admin.find(connection, query_id)):
             returned, dropped = returned + returned_now, dropped + dropped_now
             terminal.echo(f"{returned:,} rows returned", err=True)
-    terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, as their output is published")
+    reason = ", as their output is published" if dropped else ""
+    terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped{reason}")
 
 
 @spark.command()

@@ -38,8 +38,9 @@ def test_options_are_read_with_names_in_any_case() -> None:
     assert (options.app, options.version) == ("nightly", 42)
 
 
-def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
-    parse_options({"url": URL, "checkpointLocation": "/tmp/x"}, is_streaming=True)
+def test_options_that_spark_passes_for_a_query_are_ignored_by_the_sink() -> None:
+    given = {"url": URL, "checkpointLocation": "/tmp/x", "queryname": "bills"}
+    assert parse_options(given, is_streaming=True) == parse_options({"url": URL}, is_streaming=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from truenext import blocking
 def run_queue_to_queue(spark: SparkSession, broker: BrokerProcess, checkpoint: Path, **options: str) -> None:
     rows = spark.readStream.format("truenext").option("url", url(broker)).option("queue", "orders")
     bills = rows.options(**options).load().selectExpr("'bills' AS queue", "body", "priority", "headers")
-    writer = bills.writeStream.format("truenext").option("url", url(broker))
+    # Spark passes the name to the sink, as an option.
+    writer = bills.writeStream.queryName("bills").format("truenext").option("url", url(broker))
     run_to_end(writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start())
 
 

@@ -280,8 +280,8 @@ def test_two_sources_of_one_query_with_one_queue_are_refused_each_time(
             run_task(here, of_second, "q")
     assert str(raised.value) == (
         f"the query reads orders with two sources, {second.end.id} and {first.end.id}, as in a join of a stream with "
-        "itself: each message would be in one of them only. Join each batch with itself in foreachBatch. `truenext "
-        "spark abandon` returns the rows of both sources"
+        "itself: each message would be in one of them only. Join each batch with itself in foreachBatch. Run `truenext "
+        "spark abandon` for each of the two: it returns their rows"
     )
     # The first one, too, when its batch is repeated.
     with pytest.raises(ConfigurationError, match=f"with two sources, {first.end.id} and {second.end.id}, "):

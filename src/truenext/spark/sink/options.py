@@ -13,6 +13,8 @@ from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryO
 
 _NAMES = ("url", *CREDENTIAL_NAMES, "queue", "space", "patience")
 _BATCH_NAMES = ("txnAppId", "txnVersion")
+_NAMES_OF_SPARK = ("checkpointLocation", "queryName")
+"""Options of a streaming query that Spark also passes to its sink."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
 
     Raises: ConfigurationError if an option is invalid; its text names the option and its valid values
     """
-    # Spark passes this option of its own.
-    names = (*_NAMES, "checkpointLocation") if is_streaming else (*_NAMES, *_BATCH_NAMES)
+    names = (*_NAMES, *(_NAMES_OF_SPARK if is_streaming else _BATCH_NAMES))
     given = GivenOptions(options, names)
     given.require("url")
     queue = (given.get("queue") or "").strip()

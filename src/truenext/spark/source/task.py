@@ -145,7 +145,8 @@ class _Task:
                     raise ConfigurationError(
                         f"the query reads {both[0]} with two sources, {self._end.id} and {name.split('.')[3]}, as in "
                         f"a join of a stream with itself: each message would be in one of them only. Join each batch "
-                        f"with itself in foreachBatch. `truenext spark abandon` returns the rows of both sources"
+                        f"with itself in foreachBatch. Run `truenext spark abandon` for each of the two: it returns "
+                        f"their rows"
                     )
 
     def _give(self, head: BundleHead, rows: pa.RecordBatch) -> pa.RecordBatch:
