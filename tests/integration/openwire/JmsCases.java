@@ -757,4 +757,48 @@ public final class JmsCases {
         say(got.toString().trim());
         connection.close();
     };
+
+    /** Answers requests through another connection than the one that gets them, in transactions, until there are no
+     * more. */
+    static final Case ANSWER = () -> {
+        Session session = connect().createSession(true, Session.SESSION_TRANSACTED);
+        Session replying = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = replying.createProducer(null);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        int refused = 0;
+        say("ready");
+        System.out.flush();
+        while (true) {
+            Message request = consumer.receive(4000);
+            if (request == null) {
+                break;
+            }
+            try {
+                producer.send(request.getJMSReplyTo(), replying.createTextMessage("re: " + text(request)));
+                session.commit();
+            } catch (JMSException error) {
+                refused++;
+                session.rollback();
+            }
+        }
+        say(refused);
+    };
+
+    /** Asks one request after the other, each with a temporary queue of its own. */
+    static final Case ASK = () -> {
+        Session session = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        int right = 0;
+        for (int i = 0; i < Integer.parseInt(more[0]); i++) {
+            TemporaryQueue replies = session.createTemporaryQueue();
+            MessageConsumer consumer = session.createConsumer(replies);
+            TextMessage question = session.createTextMessage("q" + i);
+            question.setJMSReplyTo(replies);
+            producer.send(question);
+            right += ("re: q" + i).equals(text(consumer.receive(PATIENCE_MS))) ? 1 : 0;
+            consumer.close();
+            replies.delete();
+        }
+        say(right);
+    };
 }
