@@ -150,6 +150,14 @@ def test_other_protocol_is_named() -> None:
         list(new_session().receive(b"CONNECT\naccept-version:1.2\n\n\0"))
 
 
+@pytest.mark.parametrize(("offered_ms", "agreed_s"), [(3000, 3), (90_000, 30), (0, 0)])
+def test_silence_is_judged_by_the_shorter_time_after_the_first_keep_alive(offered_ms: int, agreed_s: int) -> None:
+    session = new_session()
+    receive(session, encode_wire_format_info(offered_ms), 1000)
+    assert session.beat_check_s == agreed_s / 3
+    assert session.silence_limit_s == (agreed_s + 10 if agreed_s else 0)
+
+
 # ---- Login ----
 
 

@@ -29,8 +29,13 @@ public final class JmsCases {
         queue = args[2];
         more = java.util.Arrays.copyOfRange(args, 3, args.length);
         Case chosen = (Case) JmsCases.class.getDeclaredField(args[0].toUpperCase()).get(null);
-        chosen.run();
-        System.out.println("done");
+        try {
+            chosen.run();
+            System.out.println("done");
+        } catch (Throwable error) {
+            error.printStackTrace();
+        }
+        // Threads of a connection that is not closed would keep the program running.
         System.out.flush();
         System.exit(0);
     }
@@ -718,10 +723,10 @@ public final class JmsCases {
 
     /** A connection that says nothing for several times its inactivity limit. */
     static final Case IDLE = () -> {
-        ActiveMQConnection connection = connect(url + "?wireFormat.maxInactivityDuration=900");
+        ActiveMQConnection connection = connect(url + "?wireFormat.maxInactivityDuration=3000");
         Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
         MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
-        Thread.sleep(4000);
+        Thread.sleep(14_000);
         session.createProducer(session.createQueue(queue)).send(session.createTextMessage("still there"));
         say(text(consumer.receive(PATIENCE_MS)));
         connection.close();

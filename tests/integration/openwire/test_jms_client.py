@@ -112,7 +112,7 @@ def test_each_mode_consumes_in_order_and_once_with_options_of_the_client(
     assert said == [TEN, "nothing", "nothing"]
 
 
-@OPTIONS
+@pytest.mark.parametrize("option", ["optimizeAcknowledge", "messagePrioritySupported", "alwaysSyncSend"])
 def test_rolled_back_message_becomes_a_dead_letter_with_options_of_the_client(
     broker: BrokerProcess, queue: str, java: Programs, option: str
 ) -> None:

@@ -16,6 +16,8 @@ from truenext.wire.openwire.structures import WireFormatInfo
 OPENWIRE_VERSION = 12
 INACTIVITY_MS = 30_000
 """Time after which a client takes a silent broker for lost, and the broker a silent client. ActiveMQ's default."""
+INITIAL_DELAY_MS = 10_000
+"""Time from the handshake until a client sends its first KeepAliveInfo, if nothing else. ActiveMQ's default."""
 _INACTIVITY = "MaxInactivityDuration"
 
 
@@ -43,7 +45,7 @@ def encode_wire_format_info(inactivity_ms: int = INACTIVITY_MS) -> bytes:
         "MaxFrameSize": TypedValue(Tag.LONG, OPENWIRE_FRAME_BYTES_MAX),
         _INACTIVITY: TypedValue(Tag.LONG, inactivity_ms),
         # ActiveMQ spells it so.
-        "MaxInactivityDurationInitalDelay": TypedValue(Tag.LONG, min(inactivity_ms, 10_000)),
+        "MaxInactivityDurationInitalDelay": TypedValue(Tag.LONG, min(inactivity_ms, INITIAL_DELAY_MS)),
         "ProviderName": text_value("truenext"),
         "ProviderVersion": text_value(VERSION),
     }

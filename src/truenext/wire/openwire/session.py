@@ -39,7 +39,7 @@ from truenext.wire.openwire.deliveries import (
     encode_producer_ack,
     encode_response,
 )
-from truenext.wire.openwire.handshake import encode_wire_format_info, negotiate
+from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
 from truenext.wire.openwire.refusals import foreign_id, not_supported
 from truenext.wire.openwire.replies import OpenWireReplies
@@ -313,7 +313,8 @@ class OpenWireSession:
         self.outgoing += encode_wire_format_info()
         self.replies.is_negotiated = True
         self.beat_check_s = agreed.keep_alive_ms / 1000 / _BEATS
-        self.silence_limit_s = agreed.keep_alive_ms / 1000
+        if agreed.keep_alive_ms:
+            self.silence_limit_s = (agreed.keep_alive_ms + INITIAL_DELAY_MS) / 1000
 
     def _log_in(self, info: ConnectionInfo) -> Login:
         connection_id = (info.connection_id.value if info.connection_id is not None else None) or ""

@@ -15,12 +15,16 @@ public final class SpringCases {
     public static void main(String[] args) throws Exception {
         url = args[1];
         queue = args[2];
-        if (args[0].equals("copy")) {
-            copy(Integer.parseInt(args[3]));
-        } else {
-            reply(args[3], Integer.parseInt(args[4]));
+        try {
+            if (args[0].equals("copy")) {
+                copy(Integer.parseInt(args[3]));
+            } else {
+                reply(args[3], Integer.parseInt(args[4]));
+            }
+            System.out.println("done");
+        } catch (Throwable error) {
+            error.printStackTrace();
         }
-        System.out.println("done");
         System.out.flush();
         System.exit(0);
     }
