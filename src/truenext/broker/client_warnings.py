@@ -23,7 +23,7 @@ class ClientWarnings:
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}
-        """For each protocol: time from which on the next client of this protocol is logged as a warning again."""
+        """Time from which on the next client of another protocol is logged as a warning again, by protocol."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
 
