@@ -24,7 +24,7 @@ from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
 from truenext.model import grants
-from truenext.model.commands import Browse, Commit, Disconnect, Login, Send, Subscribe, Unsubscribe
+from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
 from truenext.model.pattern import matches
@@ -274,11 +274,11 @@ def a_report_or_handler_is_checked_at_the_first_send_alone(patch: Patch) -> None
 
 
 def a_handler_needs_no_right(patch: Patch) -> None:
-    _change_check(patch, Send, "in send.failure_destinations:", "in send.failure_destinations[:1]:")
+    _change(patch, access, "require_send_rights", "in send.failure_destinations:", "in send.failure_destinations[:1]:")
 
 
 def a_report_needs_no_right(patch: Patch) -> None:
-    _change_check(patch, Send, "in send.failure_destinations:", "in send.failure_destinations[1:]:")
+    _change(patch, access, "require_send_rights", "in send.failure_destinations:", "in send.failure_destinations[1:]:")
 
 
 def a_browser_gives_the_right_to_reply(patch: Patch) -> None:

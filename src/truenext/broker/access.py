@@ -176,7 +176,11 @@ def check_nothing(user: User, session: ConnectionState, command: object) -> None
     """Allow a command that needs no right, because it reaches only messages of its own connection."""
 
 
-def _check_send(user: User, session: ConnectionState, send: Send) -> None:
+def require_send_rights(user: User, send: Send) -> None:
+    """Require all rights that a SEND needs.
+
+    Raises: ForbiddenError for the first right that the user lacks
+    """
     destination = send.destination
     is_queue = destination.kind is DestinationKind.QUEUE
     if not (is_queue and destination.name in user.sendable_queues):
@@ -187,7 +191,13 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         if not user.may(Right.SEND, _named(named)):
             raise ForbiddenError(user, f"send to {_named(named)}, which {REPORT_TO} or {ON_FAILURE} names")
     if send.producer is not None:
-        send.producer = _own_producer(user, send.producer)
+        _require_producers(user)
+
+
+def _check_send(user: User, session: ConnectionState, send: Send) -> None:
+    require_send_rights(user, send)
+    if send.producer is not None:
+        send.producer = user_producer(user.name, send.producer)
 
 
 def _check_open_producer(user: User, session: ConnectionState, producer: OpenProducer) -> None:

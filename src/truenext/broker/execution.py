@@ -58,7 +58,7 @@ _WATCHED_COMMANDS = (
 """Commands each of which may take milliseconds. The clock is read after each of these commands."""
 
 FIRST_COMMANDS = 4
-COMMANDS_PER_LOOK = 20
+COMMANDS_PER_READING = 20
 """Number of commands between two readings of the clock, after the first reading, which follows FIRST_COMMANDS commands.
 If these first commands have taken FIRST_COMMANDS_US, the clock is read after each command: a command with very many
 headers takes 0.7 ms."""
@@ -170,7 +170,7 @@ class Execution:
         if needs_login or (control_only.idle_since and session in control_only.idle_since):
             commands = control_only.check_commands(session, commands)
         refused = 0
-        per_look = count = FIRST_COMMANDS
+        interval = count = FIRST_COMMANDS
         for command in commands:
             try:
                 if needs_login:
@@ -200,10 +200,10 @@ class Execution:
             if now_us >= until_us:
                 return PendingCommand(None, WaitsFor.OTHERS)
             if not count:
-                if per_look == FIRST_COMMANDS:
+                if interval == FIRST_COMMANDS:
                     is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US
-                    per_look = 1 if is_slow else COMMANDS_PER_LOOK
-                count = per_look
+                    interval = 1 if is_slow else COMMANDS_PER_READING
+                count = interval
         return None
 
     def _watched(self, action: Action) -> Action:

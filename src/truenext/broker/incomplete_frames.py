@@ -33,8 +33,8 @@ class IncompleteFrames:
         """Connections that are not read because disk space is short. The frames of these connections cannot be the
         first frame."""
         self._progress: dict[ConnectionState, tuple[int, int]] = {}
-        """For each connection: size of its frame when the frame had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and
-        number of checks since then."""
+        """Size of a frame when it had last grown by INCOMPLETE_FRAME_PROGRESS_BYTES, and number of checks since then,
+        by connection."""
         self.is_full = False
         """True if memory for incomplete frames is full. As long as this is True, the caller must ask `bytes_to_read`
         before each read."""

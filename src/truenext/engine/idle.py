@@ -87,7 +87,7 @@ class _QueueInspection:
         self._is_wildcard = isinstance(consumer, Wildcard)
         self._committed = engine.state.commit_state.last_committed
         self._heads: dict[int, Entry | Wait] = {}
-        """For each rank: the head (next message, or reason to wait for it) with the lowest sequence in all queues."""
+        """Head (next message, or reason to wait for it) with the lowest sequence in all queues, by rank."""
         self.queue_reasons: set[WaitReason] = set()
         """Reasons why a queue has no next message for the consumer."""
 

@@ -69,7 +69,7 @@ class Queues:
         self._by_number: dict[int, Queue] = {}
         """Queues that the store may know, by number; ended queues are left out."""
         self._introduction_batches: dict[Queue, int] = {}
-        """For each queue that must be kept and is not durable yet: the batch that adds the queue to the store."""
+        """Batch that adds a queue to the store, for queues that must be kept and are not durable yet."""
         self._reservations = QueueReservations(self._memory)
         self._unused_finder = UnusedQueueFinder(self.by_name, self._commit_state, self._memory)
         self._no_removal_until_us = 0

@@ -64,7 +64,7 @@ class QueueAudit:
         self.group_lanes: dict[int, list[list[int]]] = {}
         """Lanes of each group, by the group's hash. `lanes` has only messages without a group."""
         self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
-        """For each priority, a heap of the sequences of messages that are being committed and are not in `lanes`:
+        """Heaps, one for each priority, of the sequences of messages that are being committed and are not in `lanes`:
         messages of groups, and messages that were being committed when a gap came. Sequences of committed messages are
         dropped when they become the head."""
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]

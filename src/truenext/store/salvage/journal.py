@@ -36,7 +36,7 @@ counted several times. A sender can put bytes that look like frames into a body;
 ten seconds."""
 
 UNKNOWN_BYTES = 1 << 62
-"""Number of unread bytes if the true number is unknown: so many bytes may have any number of frames."""
+"""Number of unread bytes if the true number is unknown. Any number of frames fits into that many bytes."""
 
 READ_BYTES = 64 * 1024
 """Size of one read. If the disk cannot read a byte, this many bytes of the journal are lost."""

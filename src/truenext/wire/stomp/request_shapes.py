@@ -205,8 +205,8 @@ class FailureSendShape(SendShape):
             self._optional.pop(name, None) for name in (REPORT_TO, REPORT_ID, ON_FAILURE)
         )
         self._failure_groups = (report_to, report_id, on_failure)
-        """For each failure header, the number of its group in the regular expression; None if SENDs of this shape lack
-        the header."""
+        """Number of each failure header's group in the regular expression; None if SENDs of this shape lack the
+        header."""
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
         values = (None if group is None else groups[group].decode() for group in self._failure_groups)
