@@ -27,7 +27,6 @@ from truenext import blocking
 from truenext.errors import ConfigurationError, Refused
 from truenext.model.url import WireProtocol
 from truenext.server import listener as listener_module
-from truenext.server.session_factories import SESSION_FACTORIES
 from truenext.testing.local import LocalBroker
 from truenext.wire.openwire.session import OpenWireSession
 
@@ -140,7 +139,7 @@ def test_connection_without_a_login_gives_its_place_to_a_newer_one(caplog: pytes
 def test_client_of_a_protocol_without_control_requests_beyond_the_limit_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(SESSION_FACTORIES, WireProtocol.OPENWIRE, LineSession)
+    monkeypatch.setattr(listener_module, "make_session_factories", lambda: {WireProtocol.OPENWIRE: LineSession})
 
     def use(port: int) -> None:
         with connected(port) as first, connected(port) as second:

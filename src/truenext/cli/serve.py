@@ -27,6 +27,7 @@ from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
 from truenext.model.url import Address, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
+from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import is_writable_by_others
 from truenext.store.memory import MemoryStore
@@ -79,7 +80,12 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         _log_warnings(configuration)
         make_broker = partial(Broker, engine, store, history=history, users=configuration.users)
-        make_listener = partial(Listener, identity=recovered.identity, server_name=settings.server_name)
+        make_listener = partial(
+            Listener,
+            identity=recovered.identity,
+            server_name=settings.server_name,
+            session_factories=make_session_factories(),
+        )
         apply = partial(_apply_changes, tls, exporter)
         make_reloader = None if reread is None else partial(Reloader, configuration, reread)
         run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)

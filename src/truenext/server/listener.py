@@ -6,16 +6,17 @@ import os
 import socket
 import ssl
 from asyncio import AbstractEventLoop, Event
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
-from truenext.model.url import Address, host_and_port
+from truenext.model.url import Address, WireProtocol, host_and_port
 from truenext.server.connection import ServerConnection
-from truenext.server.session_factories import session_factory
+from truenext.server.session_factories import make_session_factories
 from truenext.tls import TlsSocket
+from truenext.wire.session import SessionFactory
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,13 @@ class Listener:
         *,
         identity: str,
         server_name: str,
+        session_factories: Mapping[WireProtocol, SessionFactory] | None = None,
         places: Places = ALL_PLACES,
         tls: ListenerTls | None = None,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
-        """Listen on `address`. `make_connection` takes the arguments of ServerConnection, and returns one.
+        """Listen on `address`. `session_factories` are those of the broker; None makes some for this listener
+        alone. `make_connection` takes the arguments of ServerConnection, and returns one.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -86,6 +89,7 @@ class Listener:
         self._places = places
         self._tls = tls
         self._protocol = address.protocol
+        self._make_session = (session_factories or make_session_factories())[address.protocol]
         self._make_connection = make_connection
         self._limit_reason = f"the listener has {places.connections} connections, the most that it accepts"
         if places.connections < CONNECTIONS_MAX:
@@ -177,7 +181,7 @@ class Listener:
                 on_login=self._assign_place,
                 tls=None if self._tls is None else self._tls.wrap(sock),
                 on_closed=self._on_closed,
-                make_session=session_factory(self._protocol, self._broker),
+                make_session=self._make_session,
             )
             self._connections.add(connection)
             self._before_login[connection] = self._loop.time()

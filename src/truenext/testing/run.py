@@ -12,6 +12,7 @@ from truenext.errors import TruenextError
 from truenext.model.policy import Policies
 from truenext.model.url import Address, parse_listener_url
 from truenext.server.listener import Listener
+from truenext.server.session_factories import make_session_factories
 from truenext.store.memory import MemoryStore
 from truenext.testing.clock import AdvanceableLoop, OffsetClock
 from truenext.testing.connection import CuttableConnection
@@ -38,6 +39,7 @@ class BrokerRun:
         # An AdvanceableLoop has the methods of an event loop that a broker uses.
         self._event_loop = cast(AbstractEventLoop, self._loop)
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
+        self._session_factories = make_session_factories()
         self._listeners: list[Listener] = []
         self.connections: dict[str, CuttableConnection] = {}
         """Connections by session, until the client can see that its connection is closed."""
@@ -56,6 +58,7 @@ class BrokerRun:
                 self._event_loop,
                 identity=self._identity,
                 server_name=f"truenext/{VERSION}",
+                session_factories=self._session_factories,
                 make_connection=self._make_connection,
             )
             self._listeners.append(listener)
