@@ -100,15 +100,48 @@ def test_refused_consumer_gets_no_messages_and_can_be_made_again() -> None:
     assert [type(command) for command in client.take_commands()] == [Subscribe, Credit]
 
 
-def test_browser_is_shown_messages_and_holds_none() -> None:
-    client = Client()
-    client.send(ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, 500))
-    assert client.take_commands() == [Browse("1:1", DESTINATION)]
+def browsing(client: Client, prefetch: int, *shown: int) -> None:
+    client.send(ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, prefetch))
+    assert client.take_commands() == [Browse("1:1", DESTINATION, is_pulling=True), Credit("1:1", prefetch or 1)]
     client.take_answers()
-    client.deliver(1, 2)
-    client.ack(STANDARD, 1, 2, 2)
+    client.deliver(*shown)
+    assert len(client.take_answers()) == len(shown)
+
+
+def test_browser_is_shown_its_prefetch_and_more_when_its_client_has_taken_that() -> None:
+    # C26.17
+    client = Client()
+    browsing(client, 4, 1, 2, 3, 4)
+    client.ack(STANDARD, 1, 1)
+    assert client.credit() == 0, "less than half"
+    client.ack(STANDARD, 2, 2)
+    assert client.credit() == 2
+    client.deliver(5, 6)
+    client.ack(DELIVERED, None, 5, 3, transaction=1)
+    assert client.credit() == 3
+    client.ack(STANDARD, 1, 6, 6, transaction=1)
+    client.ack(DELIVERED, None, 6)
+    assert client.credit() == 0, "one is requested already"
+    client.deliver(7, 8, 9)
+    client.ack(DELIVERED, None, 9)
+    assert client.credit() == 4
+
+
+def test_browser_of_prefetch_0_is_shown_messages_one_by_one() -> None:
+    # C26.17
+    client = Client()
+    browsing(client, 0, 1)
     client.send(MessagePull(6, False, client.consumer_id(), QUEUE, -1))
-    assert client.take_commands() == [] and len(client.take_answers()) == 2
+    assert client.credit() == 0
+    client.ack(INDIVIDUAL, None, 1)
+    assert client.credit() == 1
+
+
+def test_browser_holds_no_message_and_is_told_the_end() -> None:
+    client = Client()
+    browsing(client, 500, 1)
+    client.ack(STANDARD, 1, 1)
+    client.take_commands()
     client.read(client.session.replies.encode_end_of_browse("1:1", DESTINATION))
     assert client.take_answers() == [MessageDispatch(consumer_id=client.consumer_id())]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.raw_client import RECEIVE_SECONDS
 from truenext.model.loose_fields import FieldReader
 from truenext.wire.openwire.fields import decode_structure, encode_frame
@@ -73,6 +73,12 @@ class JmsClient:
         while not isinstance(answer := self.next(), MessageDispatch):
             assert answer is not None, "the connection has ended"
         return answer
+
+    def expect_nothing(self) -> None:
+        self._sock.settimeout(QUIET_SECONDS)
+        with pytest.raises(TimeoutError):
+            self.next()
+        self._sock.settimeout(RECEIVE_SECONDS)
 
     def await_end(self) -> None:
         while self.next() is not None:
@@ -173,3 +179,27 @@ def test_last_delivered_message_counts_an_attempt_for_what_came_before(
     client.await_response(3)
     client.consume(queue)
     assert [client.message().redelivery_counter for _ in range(3)] == counts
+
+
+def test_browser_is_shown_no_more_than_its_prefetch_until_its_client_takes_it(
+    broker: BrokerProcess, queue: str, clients: list[JmsClient]
+) -> None:
+    # C26.17
+    clients.append(client := JmsClient(broker))
+    client.produce(queue, 5)
+    browser = ConsumerId(client.name, 1, 1)
+    client.send(ConsumerInfo(2, True, browser, True, QueueName(queue), 2))
+    client.await_response(2)
+    shown = [client.message() for _ in range(2)]
+    client.expect_nothing()
+    for _ in range(3):
+        assert shown[-2].message is not None
+        taken = shown[-2].message.message_id
+        client.send(MessageAck(20, False, QueueName(queue), None, browser, 2, taken, taken, 1))
+        shown.append(client.message())
+        client.expect_nothing()
+    assert shown[-1].message is not None
+    taken = shown[-1].message.message_id
+    client.send(MessageAck(20, False, QueueName(queue), None, browser, 2, None, taken, 2))
+    assert client.message().message is None, "the end"
+    broker.await_facts(queue, waiting=5, unacknowledged=0)

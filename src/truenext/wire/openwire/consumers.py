@@ -6,7 +6,8 @@
     - messages that are requested for it
     = messages to request, after each read of the socket (C26.3)
 
-An acknowledgement in a transaction only marks its messages as kept (transactions.py).
+An acknowledgement in a transaction only marks its messages as kept (transactions.py). A browser holds what its client
+was shown and has neither acknowledged nor reported as delivered.
 """
 
 from collections.abc import Iterator
@@ -127,8 +128,13 @@ class Consumer:
     @property
     def lacking(self) -> int:
         """Number of messages to request."""
-        lacking = self.prefetch + self.delivered_count - len(self.held) - self.requested
-        return min(lacking, WINDOW_MAX - self.requested) if self.prefetch and not self.is_browser else 0
+        # No client requests messages for a browser.
+        prefetch = self.prefetch or int(self.is_browser)
+        lacking = prefetch + self.delivered_count - len(self.held) - self.requested
+        if self.is_browser and 2 * lacking < prefetch:
+            # Each request may read a page, and a client that has taken all has reported more than half.
+            return 0
+        return min(lacking, WINDOW_MAX - self.requested) if prefetch else 0
 
 
 class Consumers:
@@ -169,7 +175,7 @@ class Consumers:
         self.by_subscription[subscription] = consumer
         try:
             if info.is_browser:
-                yield Browse(subscription, destination, selector)
+                yield Browse(subscription, destination, selector, is_pulling=True)
             else:
                 yield Subscribe(
                     subscription,
@@ -239,6 +245,23 @@ class Consumers:
     def on_changed(self, consumer: Consumer) -> None:
         """Note that messages may have to be requested for a consumer."""
         self._changed[consumer] = None
+
+    def note_taken(self, ack: MessageAck, browser: Consumer) -> None:
+        """Note that the client of a browser has taken messages, whatever it says about them."""
+        last = _sequence(ack.last_message_id)
+        if last not in browser.held:
+            return
+        taken = []
+        if ack.ack_type == INDIVIDUAL:
+            taken.append(last)
+        else:
+            for sequence in browser.held:
+                taken.append(sequence)
+                if sequence == last:
+                    break
+        for sequence in taken:
+            browser.remove(sequence)
+        self._changed[browser] = None
 
     # ---- Acknowledgements outside transactions ----
 

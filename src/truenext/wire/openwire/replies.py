@@ -49,8 +49,7 @@ class OpenWireReplies:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = delivery.sequence
-            if not is_browse:
-                consumer.on_dispatched(sequence)
+            consumer.on_dispatched(sequence)
             frame = encode(
                 message,
                 sequence,
