@@ -36,6 +36,8 @@ from truenext.wire.openwire.structures import (
     MessageAck,
     MessageId,
     MessagePull,
+    PhysicalDestination,
+    QueueName,
 )
 
 DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range(7)
@@ -43,6 +45,8 @@ DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range
 PULL = "pull"
 """Correlation of a request that a client has made itself. It is told when the request ends."""
 _CONSUMER_PRIORITY_MIN = -127
+_LARGE_RETRY_MS = 60_000
+"""Time until a message that is too large for its consumer's client is due again, if it cannot become a dead letter."""
 
 
 class Consumer:
@@ -50,6 +54,7 @@ class Consumer:
 
     __slots__ = (
         "delivered_count",
+        "destination",
         "encoder",
         "has_received",
         "held",
@@ -61,8 +66,11 @@ class Consumer:
         "subscription",
     )
 
-    def __init__(self, info: ConsumerInfo, consumer_id: ConsumerId, encoder: DispatchEncoder) -> None:
+    def __init__(
+        self, info: ConsumerInfo, consumer_id: ConsumerId, destination: PhysicalDestination, encoder: DispatchEncoder
+    ) -> None:
         self.id = consumer_id
+        self.destination = destination
         self.subscription = subscription_of(consumer_id)
         self.encoder = encoder
         self.is_browser = info.is_browser
@@ -145,6 +153,8 @@ class Consumers:
         self.by_subscription: dict[str, Consumer] = {}
         self._changed: dict[Consumer, None] = {}
         """Consumers for which messages may have to be requested."""
+        self._too_large: list[tuple[Consumer, int, str]] = []
+        """Messages to reject, as the client cannot take their frames, with the reason."""
 
     def find(self, consumer_id: ConsumerId | None) -> Consumer | None:
         """Return the consumer with an id of this connection; None if there is none."""
@@ -169,7 +179,7 @@ class Consumers:
         selector = _selector(info.selector)
         assert info.destination is not None, "it has a source"
         encoder = DispatchEncoder(info.consumer_id, info.destination, self._identity)
-        consumer = Consumer(info, info.consumer_id, encoder)
+        consumer = Consumer(info, info.consumer_id, info.destination, encoder)
         subscription = consumer.subscription
         # At once, as a browser gets messages before the next command is taken.
         self.by_subscription[subscription] = consumer
@@ -214,8 +224,11 @@ class Consumers:
     # ---- Requests ----
 
     def request(self) -> Iterator[Command]:
-        """Request messages for all consumers that may hold more."""
-        while self._changed:
+        """Reject what the client cannot take, and request messages for all consumers that may hold more."""
+        while self._too_large or self._changed:
+            if self._too_large:
+                yield from self._settle_too_large(*self._too_large.pop())
+                continue
             consumer, _ = self._changed.popitem()
             lacking = consumer.lacking
             if lacking > 0:
@@ -245,6 +258,24 @@ class Consumers:
     def on_changed(self, consumer: Consumer) -> None:
         """Note that messages may have to be requested for a consumer."""
         self._changed[consumer] = None
+
+    def reject(self, consumer: Consumer, sequence: int, reason: str) -> None:
+        """Note that a message that was just dispatched cannot be sent. Its consumer does not hold it."""
+        consumer.remove(sequence)
+        self._changed[consumer] = None
+        if not consumer.is_browser:
+            self._too_large.append((consumer, sequence, reason))
+
+    def _settle_too_large(self, consumer: Consumer, sequence: int, reason: str) -> Iterator[Command]:
+        if self.by_subscription.get(consumer.subscription) is not consumer:
+            # It has ended, and holds nothing.
+            return
+        if isinstance(consumer.destination, QueueName):
+            # In a dead-letter queue the message stays at its place.
+            yield Nack(consumer.subscription, sequence, delay_ms=_LARGE_RETRY_MS, is_rejected=True, cause=reason)
+        else:
+            # No other consumer gets it.
+            yield Ack(consumer.subscription, sequence)
 
     def note_taken(self, ack: MessageAck, browser: Consumer) -> None:
         """Note that the client of a browser has taken messages, whatever it says about them."""

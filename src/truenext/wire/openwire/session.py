@@ -139,12 +139,15 @@ class OpenWireSession:
     def is_connected(self) -> bool:
         return self._decoder.is_connected
 
-    def attach(self, on_outgoing: Callable[[], None]) -> None:
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
         self._advisories.on_outgoing = on_outgoing
+        self.replies.on_too_large = on_too_large
 
     def detach(self) -> None:
         self._advisories.on_outgoing = None
         self._advisories.end()
+        # It refers to the connection, which would be freed late.
+        self.replies.on_too_large = lambda _: None
 
     # ---- What the client sends ----
 
@@ -313,6 +316,7 @@ class OpenWireSession:
         agreed = negotiate(info)
         self.outgoing += encode_wire_format_info()
         self.replies.is_negotiated = True
+        self.replies.frame_bytes_max = agreed.frame_bytes_max
         self.beat_check_s = agreed.keep_alive_ms / 1000 / _BEATS
         if agreed.keep_alive_ms:
             self.silence_limit_s = (agreed.keep_alive_ms + INITIAL_DELAY_MS) / 1000
