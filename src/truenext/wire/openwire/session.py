@@ -26,7 +26,7 @@ from truenext.model.commands import (
     ReceiptRequest,
     RemoveTemporary,
 )
-from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX
+from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage
@@ -76,9 +76,6 @@ from truenext.wire.openwire.transactions import RECOVER, Transactions
 from truenext.wire.protocol_detector import ProtocolDetector, detector_of_openwire_port
 from truenext.wire.session import ProtocolRules
 
-OPENING_SECONDS_MAX = 15.0
-"""Seconds from the accept of a connection to its complete WireFormatInfo. A client that is slow to start needs a TLS
-handshake in a process that loads its classes meanwhile."""
 OPENWIRE_RULES = ProtocolRules(
     opening_seconds_max=OPENING_SECONDS_MAX,
     login_bytes_max=LOGIN_BYTES_MAX,
