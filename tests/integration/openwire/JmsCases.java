@@ -314,7 +314,11 @@ public final class JmsCases {
         send(5);
         ActiveMQConnection connection = connect();
         Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-        for (int round = 0; round < 2; round++) {
+        int[] modes = {Session.AUTO_ACKNOWLEDGE, Session.CLIENT_ACKNOWLEDGE, Session.SESSION_TRANSACTED};
+        for (int round = 0; round < 7; round++) {
+            connection.getPrefetchPolicy().setQueueBrowserPrefetch(round < 3 ? 500 : round < 6 ? 2 : 0);
+            int mode = modes[round % 3];
+            session = connection.createSession(mode == Session.SESSION_TRANSACTED, mode);
             QueueBrowser browser = session.createBrowser(session.createQueue(queue));
             StringBuilder got = new StringBuilder();
             for (Enumeration<?> all = browser.getEnumeration(); all.hasMoreElements(); ) {

@@ -136,7 +136,7 @@ def test_urgent_messages_come_first(broker: BrokerProcess, queue: str, java: Pro
 
 def test_browser_shows_what_waits_and_takes_nothing(broker: BrokerProcess, queue: str, java: Programs) -> None:
     shown = "m0 m1 m2 m3 m4"
-    assert java.run("browse", url_of(broker), queue) == [shown, shown, "false", "m0/1"]
+    assert java.run("browse", url_of(broker), queue) == 7 * [shown] + ["false", "m0/1"]
 
 
 def test_consumer_of_prefetch_0_gets_what_it_asks_for(broker: BrokerProcess, queue: str, java: Programs) -> None:
