@@ -15,6 +15,8 @@ import org.apache.activemq.ActiveMQSession;
 public final class JmsCases {
     static final long PATIENCE_MS = 20_000;
     static final long SILENCE_MS = 300;
+    /** Password of all users. Others could read it in a command line. */
+    static final String PASSWORD = System.getenv("JMS_PASSWORD");
 
     static String url;
     static String queue;
@@ -653,31 +655,31 @@ public final class JmsCases {
 
     /** What users may do: each tries each command. */
     static final Case USERS = () -> {
-        String[] users = more[1].split(",");
+        String[] users = more[0].split(",");
         tried("login", (connection, session) -> { }, users[0], "wrong");
         for (String user : users) {
-            tried("producer", (connection, session) -> session.createProducer(session.createQueue(queue)), user, more[0]);
+            tried("producer", (connection, session) -> session.createProducer(session.createQueue(queue)), user, PASSWORD);
             tried("send", (connection, session) ->
-                session.createProducer(null).send(session.createQueue(queue), session.createMessage()), user, more[0]);
+                session.createProducer(null).send(session.createQueue(queue), session.createMessage()), user, PASSWORD);
             tried("composite", (connection, session) -> session.createProducer(null)
-                .send(session.createQueue(queue + "," + queue + ".b"), session.createMessage()), user, more[0]);
+                .send(session.createQueue(queue + "," + queue + ".b"), session.createMessage()), user, PASSWORD);
             tried("commit", (connection, session) -> {
                 Session transacted = connection.createSession(true, Session.SESSION_TRANSACTED);
                 transacted.createProducer(null).send(transacted.createQueue(queue), transacted.createMessage());
                 transacted.commit();
-            }, user, more[0]);
-            tried("consumer", (connection, session) -> session.createConsumer(session.createQueue(queue)), user, more[0]);
+            }, user, PASSWORD);
+            tried("consumer", (connection, session) -> session.createConsumer(session.createQueue(queue)), user, PASSWORD);
             tried("browser", (connection, session) ->
-                session.createBrowser(session.createQueue(queue)).getEnumeration(), user, more[0]);
+                session.createBrowser(session.createQueue(queue)).getEnumeration(), user, PASSWORD);
             tried("temporary", (connection, session) ->
-                session.createConsumer(session.createTemporaryQueue()), user, more[0]);
+                session.createConsumer(session.createTemporaryQueue()), user, PASSWORD);
         }
     };
 
     /** Request and reply between two users; then a send by a third user, to which no request came. */
     static final Case REPLY_TO_USER = () -> {
-        ActiveMQConnection asking = connectAs("asker", more[0]);
-        ActiveMQConnection answering = connectAs("answerer", more[0]);
+        ActiveMQConnection asking = connectAs("asker", PASSWORD);
+        ActiveMQConnection answering = connectAs("answerer", PASSWORD);
         Session session = asking.createSession(false, Session.AUTO_ACKNOWLEDGE);
         TemporaryQueue replies = session.createTemporaryQueue();
         MessageConsumer consumer = session.createConsumer(replies);
@@ -690,7 +692,7 @@ public final class JmsCases {
         say(text(consumer.receive(PATIENCE_MS)));
         for (String target : new String[] {"", queue + ".free,temp-queue://"}) {
             ActiveMQConnectionFactory factory = new ActiveMQConnectionFactory(url + "?jms.watchTopicAdvisories=false");
-            Connection intruder = factory.createConnection("intruder", more[0]);
+            Connection intruder = factory.createConnection("intruder", PASSWORD);
             Session intruding = intruder.createSession(false, Session.AUTO_ACKNOWLEDGE);
             String name = ((org.apache.activemq.command.ActiveMQDestination) replies).getPhysicalName();
             Destination destination = target.isEmpty() ? new org.apache.activemq.command.ActiveMQTempQueue(name)

@@ -1,5 +1,6 @@
 """Java programs of the unmodified ActiveMQ client, compiled when a test needs them."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -44,11 +45,20 @@ class Programs:
             timeout=_PATIENCE_SECONDS,
         )
 
-    def run(self, case: str, url: str, *arguments: str, java: Sequence[str] = ()) -> list[str]:
+    def run(
+        self, case: str, url: str, *arguments: str, java: Sequence[str] = (), password: str | None = None
+    ) -> list[str]:
         """Run a case with options of Java, and return the lines that it has printed, without the last one, which says
-        that all of it has run."""
+        that all of it has run.
+
+        The program gets `password`, which no command line may show, in its environment.
+        """
         result = subprocess.run(
-            self._command(case, url, arguments, java), capture_output=True, check=False, timeout=_PATIENCE_SECONDS
+            self._command(case, url, arguments, java),
+            capture_output=True,
+            check=False,
+            timeout=_PATIENCE_SECONDS,
+            env=None if password is None else {**os.environ, "JMS_PASSWORD": password},
         )
         lines = result.stdout.decode().splitlines()
         assert lines and lines[-1] == "done", f"{lines}\n{result.stderr.decode()[:6000]}"

@@ -56,7 +56,7 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
 
 
 def test_each_command_needs_its_grant(guarded_broker: BrokerProcess, java: Programs) -> None:
-    said = java.run("users", guarded_broker.openwire_url, "q", PASSWORD, ",".join(ALLOWED))
+    said = java.run("users", guarded_broker.openwire_url, "q", ",".join(ALLOWED), password=PASSWORD)
     # A login that is wrong is a SecurityException, which the client wraps.
     assert said[0] == "login nobody: JMSSecurityException"
     expected = [
@@ -75,5 +75,5 @@ def test_each_command_needs_its_grant(guarded_broker: BrokerProcess, java: Progr
 
 
 def test_reply_goes_to_another_user_only_after_its_request(guarded_broker: BrokerProcess, java: Programs) -> None:
-    said = java.run("reply_to_user", guarded_broker.openwire_url, "r", PASSWORD)
+    said = java.run("reply_to_user", guarded_broker.openwire_url, "r", password=PASSWORD)
     assert said == ["answer", "JMSSecurityException", "JMSSecurityException", "nothing"]
