@@ -765,35 +765,49 @@ public final class JmsCases {
         connection.close();
     };
 
-    /** Answers requests through another connection than the one that gets them, in transactions, until there are no
-     * more. */
+    /** Answers requests until a message is none, each in another way: through the session that got it, another
+     * connection of its factory, one of another factory, or a new one. A reply that its client refuses is sent again. */
     static final Case ANSWER = () -> {
-        Session session = connect().createSession(true, Session.SESSION_TRANSACTED);
-        Session replying = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
-        MessageProducer producer = replying.createProducer(null);
-        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
-        int refused = 0;
+        ActiveMQConnectionFactory factory = new ActiveMQConnectionFactory("answerer", PASSWORD, url);
+        ActiveMQConnectionFactory other = new ActiveMQConnectionFactory("answerer", PASSWORD, url);
+        Session[] ways = new Session[4];
+        for (int way = 0; way < 3; way++) {
+            Connection connection = (way == 2 ? other : factory).createConnection();
+            connection.start();
+            ways[way] = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        }
+        MessageConsumer consumer = ways[0].createConsumer(ways[0].createQueue(queue));
+        int[] refused = new int[4];
         say("ready");
         System.out.flush();
-        while (true) {
-            Message request = consumer.receive(4000);
-            if (request == null) {
+        for (int count = 0; ; count++) {
+            Message request = consumer.receive(PATIENCE_MS);
+            if (request == null || request.getJMSReplyTo() == null) {
                 break;
             }
-            try {
-                producer.send(request.getJMSReplyTo(), replying.createTextMessage("re: " + text(request)));
-                session.commit();
-            } catch (JMSException error) {
-                refused++;
-                session.rollback();
+            int way = count % 4;
+            Connection later = way == 3 ? factory.createConnection() : null;
+            Session session = way == 3 ? later.createSession(false, Session.AUTO_ACKNOWLEDGE) : ways[way];
+            TextMessage reply = session.createTextMessage("re: " + text(request));
+            for (int tries = 0; tries < 100; tries++) {
+                try {
+                    session.createProducer(request.getJMSReplyTo()).send(reply);
+                    break;
+                } catch (InvalidDestinationException error) {
+                    refused[way]++;
+                    Thread.sleep(10);
+                }
+            }
+            if (later != null) {
+                later.close();
             }
         }
-        say(refused);
+        say(refused[0] + " " + refused[1] + " " + refused[2] + " " + refused[3]);
     };
 
     /** Asks one request after the other, each with a temporary queue of its own. */
     static final Case ASK = () -> {
-        Session session = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
+        Session session = connectAs("asker", PASSWORD).createSession(false, Session.AUTO_ACKNOWLEDGE);
         MessageProducer producer = session.createProducer(session.createQueue(queue));
         int right = 0;
         for (int i = 0; i < Integer.parseInt(more[0]); i++) {
@@ -806,6 +820,7 @@ public final class JmsCases {
             consumer.close();
             replies.delete();
         }
+        producer.send(session.createTextMessage("end"));
         say(right);
     };
 }
