@@ -178,8 +178,13 @@ class BrokerProcess:
     @property
     def openwire_url(self) -> str:
         """URL for clients of ActiveMQ, if `options` have a listener for these."""
-        lines = self._out.read_text().splitlines()
-        (url,) = [line.removeprefix("listening on ") for line in lines if line.startswith("listening on openwire")]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "listening on openwire" not in (said := self._read_line()):
+            assert time.monotonic() < deadline, f"broker said only {said!r}"
+            time.sleep(0.002)
+        (url,) = [
+            line.removeprefix("listening on ") for line in said.splitlines() if line.startswith("listening on openwire")
+        ]
         scheme = "ssl" if url.startswith("openwire+ssl") else "tcp"
         # Certificates of tests are for both names of this machine; Java's client compares names only.
         host = "localhost" if scheme == "ssl" else "127.0.0.1"

@@ -134,7 +134,8 @@ def test_a_faulty_file_is_refused_before_anything_is_made(tmp_path: Path, file: 
         f"truenext: {file}: [policy] page_size must be 1 to 100,000 messages, not 0\n"
         f'{file}: [policy."a..b"] is not a pattern of queue names: it has an empty word\n'
         f"{file}: [broker] listen has an address that cannot be listened on: 'tcp://a' is not the address of a broker: "
-        "it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT\n"
+        "it must be stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or "
+        "openwire+ssl://HOST:PORT\n"
     )
     assert not (tmp_path / "data").exists()
 

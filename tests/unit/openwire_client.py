@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer, Receipt
 from truenext.model.commands import AckRun, Command, Credit, InvalidFrame, Login, ReceiptRequest, SendRun
-from truenext.model.loose_fields import FieldReader
+from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map
 from truenext.model.message import SentMessage
 from truenext.wire.openwire.advisories import AdvisoryBoard
 from truenext.wire.openwire.fields import decode_structure, encode_frame
-from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.session import OpenWireSession
 from truenext.wire.openwire.structures import (
     ConnectionId,
@@ -24,6 +23,7 @@ from truenext.wire.openwire.structures import (
     QueueName,
     Structure,
     TransactionInfo,
+    WireFormatInfo,
 )
 
 CONNECTION = "ID:host-1-2-3:1"
@@ -54,9 +54,13 @@ class Client:
         logs_in: bool = True,
         user: str = "",
         is_reconnect: bool = False,
+        frame_bytes_max: int = 0,
     ) -> None:
+        """`frame_bytes_max` is that of the client; 0 names none."""
         self.session = OpenWireSession(session_id="s", identity="b1", server_name="x", board=board)
-        self.session.attach(self.take_outgoing)
+        self.reports: list[str] = []
+        """Texts about messages that are too large for the client."""
+        self.session.attach(self.take_outgoing, self.reports.append)
         self.connection = connection
         self.user = user
         self.commands: list[Command] = []
@@ -67,7 +71,7 @@ class Client:
         """Function that says which commands the engine refuses."""
         self.executes_runs = True
         self.number = 0
-        self.write(encode_wire_format_info())
+        self.write(wire_format_info(frame_bytes_max))
         if logs_in:
             self.send(
                 ConnectionInfo(
@@ -184,6 +188,12 @@ class Client:
         self.send(
             TransactionInfo(8, response_required, ConnectionId(self.connection), self.transaction(value), operation)
         )
+
+
+def wire_format_info(frame_bytes_max: int) -> bytes:
+    """Return the first frame of a client. `frame_bytes_max` 0 names none."""
+    size = {"MaxFrameSize": TypedValue(Tag.LONG, frame_bytes_max)} if frame_bytes_max else {}
+    return encode_frame(WireFormatInfo(12, encode_map(size)))
 
 
 def message_id(sequence: int) -> MessageId:

@@ -200,7 +200,8 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             '[broker]\nlisten = ["http://x"]',
             [
                 "[broker] listen has an address that cannot be listened on: 'http://x' is not the address of a broker: "
-                "it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT"
+                "it must be stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or "
+                "openwire+ssl://HOST:PORT"
             ],
         ),
         (

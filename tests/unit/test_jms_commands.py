@@ -19,6 +19,7 @@ from truenext.model.commands import (
     Ack,
     AckMode,
     Begin,
+    Browse,
     Close,
     Command,
     Commit,
@@ -102,6 +103,24 @@ def test_login_of_a_jms_client_hands_out_no_secret(setup: Setup) -> None:
     assert login.is_jms_client and secret == ""
     assert not setup.broker.ends.park(setup.jms.session)
     assert setup.jms.session.is_jms_client and not setup.plain.session.is_jms_client
+
+
+def test_browser_is_shown_what_is_requested(setup: Setup) -> None:
+    # C26.17
+    message = SentMessage(4, True, 0, b"", b"")
+    destination = parse_address("/queue/q", "")
+    setup.plain.execute(*(Send(destination, message) for _ in range(10)))
+    setup.jms.execute(Browse("b", destination, is_pulling=True), Credit("b", 3))
+    shown: list[list[Entry]] = []
+    for requested, expected in ((0, 3), (5, 8), (40_000, 10), (1, 10)):
+        if requested:
+            setup.jms.execute(Credit("b", requested))
+        for _ in range(10):
+            setup.loop.run_until_complete(asyncio.sleep(0.001))
+        slices = [call.args[0] for call in setup.jms.peer.deliver_browse_slice.call_args_list]
+        shown = [each.entries for each in slices]
+        assert sum(map(len, shown)) == expected
+        assert [each.is_end for each in slices].count(True) == (expected == 10)
 
 
 def test_refused_command_is_answered_alone_and_dooms_its_transaction(setup: Setup) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.openwire_client import Client, refusals
 from truenext.model.message import SentMessage
+from truenext.model.limits import ADVISORY_CONSUMERS_MAX
 from truenext.wire.openwire import advisories
 from truenext.wire.openwire.advisories import AdvisoryBoard
 from truenext.wire.openwire.codec import produced_message
@@ -208,7 +209,7 @@ def test_name_that_is_too_long_for_a_destination_is_not_told(board: AdvisoryBoar
 
 def test_consumers_of_advisories_are_limited(board: AdvisoryBoard) -> None:
     client = subscribed("ID:b-1-1:1", board)
-    for value in range(2, advisories.CONSUMERS_MAX + 2):
+    for value in range(2, ADVISORY_CONSUMERS_MAX + 2):
         client.send(ConsumerInfo(value, True, client.consumer_id(value, -1), destination=TOPICS, prefetch_size=1000))
     assert [name for name, _ in refusals(client.take_answers())] == ["javax.jms.ResourceAllocationException"]
 

@@ -4,8 +4,9 @@ one of the test."""
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
-from tests.unit.openwire_client import QUEUE, Client, message_id, refusals
+from tests.unit.openwire_client import QUEUE, Client, Delivered, message_id, refusals
 from truenext.model.commands import (
     Abort,
     Ack,
@@ -14,6 +15,7 @@ from truenext.model.commands import (
     Begin,
     Browse,
     Close,
+    Command,
     Commit,
     Credit,
     InvalidFrame,
@@ -31,6 +33,7 @@ from truenext.wire.openwire.consumers import (
     STANDARD,
     UNMATCHED,
 )
+from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.structures import (
     ConsumerControl,
     ConsumerInfo,
@@ -41,8 +44,10 @@ from truenext.wire.openwire.structures import (
     ProducerId,
     RemoveInfo,
     Response,
+    Structure,
     TextMessage,
     Throwable,
+    TopicName,
 )
 from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
 
@@ -100,17 +105,122 @@ def test_refused_consumer_gets_no_messages_and_can_be_made_again() -> None:
     assert [type(command) for command in client.take_commands()] == [Subscribe, Credit]
 
 
-def test_browser_is_shown_messages_and_holds_none() -> None:
-    client = Client()
-    client.send(ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, 500))
-    assert client.take_commands() == [Browse("1:1", DESTINATION)]
+def browsing(client: Client, prefetch: int, *shown: int) -> None:
+    client.send(ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, prefetch))
+    assert client.take_commands() == [Browse("1:1", DESTINATION, is_pulling=True), Credit("1:1", prefetch or 1)]
     client.take_answers()
-    client.deliver(1, 2)
-    client.ack(STANDARD, 1, 2, 2)
+    client.deliver(*shown)
+    assert len(client.take_answers()) == len(shown)
+
+
+def test_browser_is_shown_its_prefetch_and_more_when_its_client_has_taken_that() -> None:
+    # C26.17
+    client = Client()
+    browsing(client, 4, 1, 2, 3, 4)
+    client.ack(STANDARD, 1, 1)
+    assert client.credit() == 0, "less than half"
+    client.ack(STANDARD, 2, 2)
+    assert client.credit() == 2
+    client.deliver(5, 6)
+    client.ack(DELIVERED, None, 5, 3, transaction=1)
+    assert client.credit() == 3
+    client.ack(STANDARD, 1, 6, 6, transaction=1)
+    client.ack(DELIVERED, None, 6)
+    assert client.credit() == 0, "one is requested already"
+    client.deliver(7, 8, 9)
+    client.ack(DELIVERED, None, 9)
+    assert client.credit() == 4
+
+
+def test_browser_of_prefetch_0_is_shown_messages_one_by_one() -> None:
+    # C26.17
+    client = Client()
+    browsing(client, 0, 1)
     client.send(MessagePull(6, False, client.consumer_id(), QUEUE, -1))
-    assert client.take_commands() == [] and len(client.take_answers()) == 2
+    assert client.credit() == 0
+    client.ack(INDIVIDUAL, None, 1)
+    assert client.credit() == 1
+
+
+def test_browser_holds_no_message_and_is_told_the_end() -> None:
+    client = Client()
+    browsing(client, 500, 1)
+    client.ack(STANDARD, 1, 1)
+    client.take_commands()
     client.read(client.session.replies.encode_end_of_browse("1:1", DESTINATION))
     assert client.take_answers() == [MessageDispatch(consumer_id=client.consumer_id())]
+
+
+# ---- Frames that are too large for the client ----
+
+
+def large(client: Client, consumer: ConsumerInfo) -> tuple[list[Structure], list[Command]]:
+    """Deliver a small message, a large one and a small one to a consumer; return what the client gets, and the commands
+    of the session after that."""
+    client.send(consumer)
+    client.take_commands()
+    client.take_answers()
+    parts: list[bytes] = []
+    message = Delivered(2).message
+    delivered = [Delivered(1), Delivered(2, replace(message, body=bytes(2000))), Delivered(3)]
+    client.session.replies.encode_deliveries("1:1", delivered, parts, is_browse=consumer.is_browser)
+    assert len(parts) == 3
+    client.read(b"".join(parts))
+    assert len(client.reports) == 1 and "increase wireFormat.maxFrameSize" in client.reports[0]
+    client.write(b"")
+    return client.take_answers(), client.take_commands()
+
+
+@pytest.mark.parametrize("prefetch", [5, 0])
+def test_message_that_is_too_large_for_the_client_is_rejected_and_the_others_are_sent(prefetch: int) -> None:
+    # C26.18
+    client = Client(frame_bytes_max=1000)
+    consumer = ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=prefetch)
+    answers, commands = large(client, consumer)
+    sequences = [
+        each.message.message_id.broker_sequence_id if each.message is not None and each.message.message_id else None
+        for each in answers
+        if isinstance(each, MessageDispatch)
+    ]
+    assert sequences == ([1, 3] if prefetch else [1, None, 3])
+    nack = Nack("1:1", 2, delay_ms=60_000, is_rejected=True, cause=client.reports[0])
+    assert commands == [nack, Credit("1:1", 1)][: 2 if prefetch else 1]
+    client.write(b"")
+    assert client.take_commands() == [], "once"
+
+
+def test_message_to_a_topic_that_is_too_large_for_the_client_is_acknowledged() -> None:
+    # C26.18
+    client = Client(frame_bytes_max=1000)
+    consumer = ConsumerInfo(5, True, client.consumer_id(), destination=TopicName("t"), prefetch_size=5)
+    answers, commands = large(client, consumer)
+    assert len(answers) == 2 and commands == [Ack("1:1", 2), Credit("1:1", 1)]
+
+
+def test_browser_is_not_shown_a_message_that_is_too_large_for_its_client() -> None:
+    # C26.18
+    client = Client(frame_bytes_max=1000)
+    answers, commands = large(client, ConsumerInfo(5, True, client.consumer_id(), True, QUEUE, 6))
+    assert len(answers) == 2 and commands == []
+
+
+def test_consumer_that_has_ended_rejects_nothing() -> None:
+    client = Client(frame_bytes_max=1000)
+    client.consume()
+    client.deliver(1, message=replace(Delivered(1).message, body=bytes(2000)))
+    client.send(RemoveInfo(7, True, client.consumer_id(), -1))
+    assert client.take_commands() == [Close(["1:1"], None)]
+
+
+def test_frame_of_the_largest_size_is_sent() -> None:
+    client = Client(frame_bytes_max=1000)
+    client.consume()
+    client.deliver(1)
+    size = len(encode_frame(client.take_answers()[0])) - 4
+    for space in (0, 1):
+        body = b"body" + bytes(1000 - size + space)
+        client.deliver(2 + space, message=replace(Delivered(1).message, body=body))
+        assert len(client.take_answers()) == 1 - space
 
 
 # ---- Requests ----

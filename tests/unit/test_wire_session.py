@@ -116,8 +116,8 @@ class LineSession:
             elif line == b"BYE":
                 self.is_closed = True
 
-    def attach(self, on_outgoing: Callable[[], None]) -> None:
-        pass
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
+        self.on_too_large = on_too_large
 
     def detach(self) -> None:
         pass
@@ -375,6 +375,26 @@ def test_bytes_of_the_session_are_sent_while_its_login_waits(rig: Rig) -> None:
     rig.broker.checks_logins = True
     rig.send(b"HELLO\nLOGIN\n")
     assert rig.read() == b"HELLO TOO\n"
+
+
+def test_session_with_a_command_about_a_large_message_is_asked_for_it_and_the_log_says_why(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = cast(LineSession, rig.wire)
+    wire.on_too_large("17 MiB")
+    assert wire.received_sizes == []
+    rig.advance(0)
+    assert wire.received_sizes == [0]
+    (record,) = (each for each in caplog.records if each.message == "message not sent: too large for the client")
+    assert vars(record)["reason"] == "17 MiB" and vars(record)["client"] == "here:1"
+
+
+def test_ended_connection_asks_its_session_for_nothing(rig: Rig) -> None:
+    wire = cast(LineSession, rig.wire)
+    wire.on_too_large("17 MiB")
+    rig.connection.stop_reading()
+    rig.advance(0)
+    assert wire.received_sizes == []
 
 
 # ---- Silence ----

@@ -45,7 +45,8 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     type=LISTENER_URL,
     multiple=True,
     show_default=DEFAULT_URL,
-    help="Where to listen, stomp://HOST:PORT, or stomp+ssl:// with TLS; port 0 picks a free one. May be repeated. "
+    help="Where to listen, stomp://HOST:PORT, or openwire://HOST:PORT for JMS clients; with TLS stomp+ssl:// or "
+    "openwire+ssl://. Port 0 picks a free one. May be repeated. "
     "TRUENEXT_URL is not used.",
 )
 @click.option(
@@ -93,7 +94,7 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     StoreAndDispatch.DURABLE,
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
-@_file_option("--certificate", help="PEM file with the broker's certificate, for stomp+ssl:// addresses.")
+@_file_option("--certificate", help="PEM file with the broker's certificate, for addresses with +ssl.")
 @_file_option(
     "--key",
     help="PEM file with the private key of the certificate; by default the key is in the file of the certificate.",

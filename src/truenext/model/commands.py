@@ -131,6 +131,8 @@ class Browse(msgspec.Struct, gc=False):
     destination: Destination
     selector: Selector | None = None
     """Condition on messages; None matches all."""
+    is_pulling: bool = False
+    """True if the browser is shown only as many messages as `Credit` commands request."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
@@ -202,7 +204,7 @@ class Nack(msgspec.Struct, gc=False):
 
 
 class Credit(msgspec.Struct, gc=False):
-    """Pull request: a subscription requests messages."""
+    """Pull request: a subscription requests messages. That of a browser has only the first two fields."""
 
     subscription: str
     messages: int

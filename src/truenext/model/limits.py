@@ -25,8 +25,8 @@ CONNECTIONS_BEFORE_LOGIN_MAX = 200
 """Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. A further
 connection ends the oldest of these.
 
-Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`
-"""
+Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`, `no ConnectionInfo yet, and … newer connections wait to log in: start the connection at once`
+"""  # noqa: E501
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
 """Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator can still connect.
@@ -42,10 +42,11 @@ Exceeded: `this connection may only send control requests, and has sent none for
 
 LOGIN_BYTES_MAX = 8 * 1024
 """Bytes that a client may send before its CONNECT is complete, line ends before the CONNECT included: an unknown client
-gets only the memory and time that a login needs.
+gets only the memory and time that a login needs. The same holds for the ConnectionInfo of a JMS client, but keep-alives
+do not count.
 
-Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
-"""
+Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`, `more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete`
+"""  # noqa: E501
 
 LOGIN_SECONDS_MAX = 5.0
 """Seconds from the accept of a connection to its complete CONNECT: an idle client must not take one of the permitted
@@ -53,6 +54,13 @@ connections.
 
 Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
 """  # noqa: E501
+
+OPENING_SECONDS_MAX = 15.0
+"""Seconds from the accept of a JMS client's connection to its complete WireFormatInfo: such a client loads its classes
+meanwhile, those of TLS too. Its ConnectionInfo may come at any time, as pools open connections before they need them.
+
+Exceeded: `no WireFormatInfo within {OPENING_SECONDS_MAX} seconds`
+"""
 
 LOGINS_WAITING_MAX = 100
 """Logins that wait until their passwords are checked, in about 30 ms each. From one address half as many may wait.
@@ -228,6 +236,12 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 """
 
 # ---- Subscriptions ----
+
+ADVISORY_CONSUMERS_MAX = 10
+"""Consumers of advisories on one JMS client's connection. The client of ActiveMQ has one.
+
+Exceeded: `this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some`
+"""
 
 JMS_PRODUCERS_MAX = 10_000
 """Producers of one JMS client's connection. The broker keeps their windows.

@@ -80,7 +80,7 @@ def parse_url(url: str) -> Address:
 
     Raises: ConfigurationError if the text is no such address.
     """
-    address = parse_listener_url(url)
+    address = _parse(url, "stomp://HOST:PORT or stomp+ssl://HOST:PORT")
     if address.protocol is not WireProtocol.STOMP:
         raise ConfigurationError(
             f"{url!r} is an address for clients of other protocols; truenext's clients speak STOMP: use "
@@ -98,6 +98,13 @@ def parse_listener_url(url: str) -> Address:
 
     Raises: ConfigurationError if the text is no such address.
     """
+    return _parse(
+        url, "stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or openwire+ssl://HOST:PORT"
+    )
+
+
+def _parse(url: str, forms: str) -> Address:
+    """Parse an address of any protocol. `forms` are the permitted ones, for the error."""
     if not url.isprintable():
         # `urlsplit` silently drops some such characters.
         raise ConfigurationError(f"{url!r} is not the address of a broker: it has characters that cannot be printed")
@@ -110,9 +117,7 @@ def parse_listener_url(url: str) -> Address:
         raise ConfigurationError(f"{url!r} is not the address of a broker: {reason}") from error
     default_port = _DEFAULT_PORTS.get(parts.scheme)
     if default_port is None or not parts.hostname or parts.path or parts.query or parts.username:
-        raise ConfigurationError(
-            f"{url!r} is not the address of a broker: it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT"
-        )
+        raise ConfigurationError(f"{url!r} is not the address of a broker: it must be {forms}")
     return Address(
         host=parts.hostname,
         port=default_port if port is None else port,

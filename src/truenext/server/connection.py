@@ -59,6 +59,7 @@ class ServerConnection:
         """
         self._name = peer_name
         self._broker = broker
+        self._loop = loop
         self._on_login = on_login
         self._session = broker.connect(self)
         self._control_only_reason = ""
@@ -79,7 +80,7 @@ class ServerConnection:
         self._input = Input(self._session, self._wire, broker, self._socket, loop, self._output, self._ending)
         self._on_closed = on_closed
         self._ending.attach(self._input, self._output, on_closed=self._note_closed, on_outgoing=self._send_outgoing)
-        self._wire.attach(self._send_outgoing_at_once)
+        self._wire.attach(self._send_outgoing_at_once, self._on_too_large)
         # Bound here, so that one look-up finds them.
         self.answer = self._output.answer
         self.deliver = self._output.deliver
@@ -149,6 +150,11 @@ class ServerConnection:
     def _send_outgoing_at_once(self) -> None:
         if self._life.state is OPEN:
             self._send_outgoing()
+
+    def _on_too_large(self, reason: str) -> None:
+        logger.warning("message not sent: too large for the client", extra={"client": self._name, "reason": reason})
+        # A turn of the broker encodes messages: its own commands come first.
+        self._loop.call_soon(self._input.execute_due)
 
     def _add_outgoing(self) -> None:
         outgoing = self._wire.outgoing

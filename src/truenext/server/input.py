@@ -169,6 +169,11 @@ class Input:
                 # It has waited for its turn to be read: in the next pass others might be read before.
                 self.on_readable()
 
+    def execute_due(self) -> None:
+        """Execute the commands that the session has on its own. If commands wait, they bring these with them."""
+        if self._life.state is OPEN and self._waiting is None:
+            self._execute(self._wire.receive(b""))
+
     def discard(self) -> None:
         """Discard commands that wait, and the incomplete frame, as input ends."""
         self._waiting = None

@@ -188,12 +188,16 @@ class WireSession(Protocol):
     def mark_refused(self) -> int:
         """Note that the last frame was refused, and drop its remaining commands. Returns the number of the frame."""
 
-    def attach(self, on_outgoing: Callable[[], None]) -> None:
-        """Connect the session with its socket: `on_outgoing` sends `outgoing` at once. The session calls it only for
-        bytes that another connection has caused."""
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
+        """Connect the session with its socket.
+
+        `on_outgoing` sends `outgoing` at once. The session calls it only for bytes that another connection has caused.
+        `on_too_large` logs that a message, which the text describes, is too large for the client, and calls `receive`
+        without data soon, as the session has a command for that.
+        """
 
     def detach(self) -> None:
-        """Note that the connection has ended. The session must not call `on_outgoing` any more."""
+        """Note that the connection has ended. The session must not call the functions of `attach` any more."""
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
         """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.

@@ -15,6 +15,8 @@ import org.apache.activemq.ActiveMQSession;
 public final class JmsCases {
     static final long PATIENCE_MS = 20_000;
     static final long SILENCE_MS = 300;
+    /** Password of all users. Others could read it in a command line. */
+    static final String PASSWORD = System.getenv("JMS_PASSWORD");
 
     static String url;
     static String queue;
@@ -314,7 +316,11 @@ public final class JmsCases {
         send(5);
         ActiveMQConnection connection = connect();
         Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-        for (int round = 0; round < 2; round++) {
+        int[] modes = {Session.AUTO_ACKNOWLEDGE, Session.CLIENT_ACKNOWLEDGE, Session.SESSION_TRANSACTED};
+        for (int round = 0; round < 7; round++) {
+            connection.getPrefetchPolicy().setQueueBrowserPrefetch(round < 3 ? 500 : round < 6 ? 2 : 0);
+            int mode = modes[round % 3];
+            session = connection.createSession(mode == Session.SESSION_TRANSACTED, mode);
             QueueBrowser browser = session.createBrowser(session.createQueue(queue));
             StringBuilder got = new StringBuilder();
             for (Enumeration<?> all = browser.getEnumeration(); all.hasMoreElements(); ) {
@@ -653,31 +659,31 @@ public final class JmsCases {
 
     /** What users may do: each tries each command. */
     static final Case USERS = () -> {
-        String[] users = more[1].split(",");
+        String[] users = more[0].split(",");
         tried("login", (connection, session) -> { }, users[0], "wrong");
         for (String user : users) {
-            tried("producer", (connection, session) -> session.createProducer(session.createQueue(queue)), user, more[0]);
+            tried("producer", (connection, session) -> session.createProducer(session.createQueue(queue)), user, PASSWORD);
             tried("send", (connection, session) ->
-                session.createProducer(null).send(session.createQueue(queue), session.createMessage()), user, more[0]);
+                session.createProducer(null).send(session.createQueue(queue), session.createMessage()), user, PASSWORD);
             tried("composite", (connection, session) -> session.createProducer(null)
-                .send(session.createQueue(queue + "," + queue + ".b"), session.createMessage()), user, more[0]);
+                .send(session.createQueue(queue + "," + queue + ".b"), session.createMessage()), user, PASSWORD);
             tried("commit", (connection, session) -> {
                 Session transacted = connection.createSession(true, Session.SESSION_TRANSACTED);
                 transacted.createProducer(null).send(transacted.createQueue(queue), transacted.createMessage());
                 transacted.commit();
-            }, user, more[0]);
-            tried("consumer", (connection, session) -> session.createConsumer(session.createQueue(queue)), user, more[0]);
+            }, user, PASSWORD);
+            tried("consumer", (connection, session) -> session.createConsumer(session.createQueue(queue)), user, PASSWORD);
             tried("browser", (connection, session) ->
-                session.createBrowser(session.createQueue(queue)).getEnumeration(), user, more[0]);
+                session.createBrowser(session.createQueue(queue)).getEnumeration(), user, PASSWORD);
             tried("temporary", (connection, session) ->
-                session.createConsumer(session.createTemporaryQueue()), user, more[0]);
+                session.createConsumer(session.createTemporaryQueue()), user, PASSWORD);
         }
     };
 
     /** Request and reply between two users; then a send by a third user, to which no request came. */
     static final Case REPLY_TO_USER = () -> {
-        ActiveMQConnection asking = connectAs("asker", more[0]);
-        ActiveMQConnection answering = connectAs("answerer", more[0]);
+        ActiveMQConnection asking = connectAs("asker", PASSWORD);
+        ActiveMQConnection answering = connectAs("answerer", PASSWORD);
         Session session = asking.createSession(false, Session.AUTO_ACKNOWLEDGE);
         TemporaryQueue replies = session.createTemporaryQueue();
         MessageConsumer consumer = session.createConsumer(replies);
@@ -690,7 +696,7 @@ public final class JmsCases {
         say(text(consumer.receive(PATIENCE_MS)));
         for (String target : new String[] {"", queue + ".free,temp-queue://"}) {
             ActiveMQConnectionFactory factory = new ActiveMQConnectionFactory(url + "?jms.watchTopicAdvisories=false");
-            Connection intruder = factory.createConnection("intruder", more[0]);
+            Connection intruder = factory.createConnection("intruder", PASSWORD);
             Session intruding = intruder.createSession(false, Session.AUTO_ACKNOWLEDGE);
             String name = ((org.apache.activemq.command.ActiveMQDestination) replies).getPhysicalName();
             Destination destination = target.isEmpty() ? new org.apache.activemq.command.ActiveMQTempQueue(name)
@@ -763,35 +769,49 @@ public final class JmsCases {
         connection.close();
     };
 
-    /** Answers requests through another connection than the one that gets them, in transactions, until there are no
-     * more. */
+    /** Answers requests until a message is none, each in another way: through the session that got it, another
+     * connection of its factory, one of another factory, or a new one. A reply that its client refuses is sent again. */
     static final Case ANSWER = () -> {
-        Session session = connect().createSession(true, Session.SESSION_TRANSACTED);
-        Session replying = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
-        MessageProducer producer = replying.createProducer(null);
-        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
-        int refused = 0;
+        ActiveMQConnectionFactory factory = new ActiveMQConnectionFactory("answerer", PASSWORD, url);
+        ActiveMQConnectionFactory other = new ActiveMQConnectionFactory("answerer", PASSWORD, url);
+        Session[] ways = new Session[4];
+        for (int way = 0; way < 3; way++) {
+            Connection connection = (way == 2 ? other : factory).createConnection();
+            connection.start();
+            ways[way] = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        }
+        MessageConsumer consumer = ways[0].createConsumer(ways[0].createQueue(queue));
+        int[] refused = new int[4];
         say("ready");
         System.out.flush();
-        while (true) {
-            Message request = consumer.receive(4000);
-            if (request == null) {
+        for (int count = 0; ; count++) {
+            Message request = consumer.receive(PATIENCE_MS);
+            if (request == null || request.getJMSReplyTo() == null) {
                 break;
             }
-            try {
-                producer.send(request.getJMSReplyTo(), replying.createTextMessage("re: " + text(request)));
-                session.commit();
-            } catch (JMSException error) {
-                refused++;
-                session.rollback();
+            int way = count % 4;
+            Connection later = way == 3 ? factory.createConnection() : null;
+            Session session = way == 3 ? later.createSession(false, Session.AUTO_ACKNOWLEDGE) : ways[way];
+            TextMessage reply = session.createTextMessage("re: " + text(request));
+            for (int tries = 0; tries < 100; tries++) {
+                try {
+                    session.createProducer(request.getJMSReplyTo()).send(reply);
+                    break;
+                } catch (InvalidDestinationException error) {
+                    refused[way]++;
+                    Thread.sleep(10);
+                }
+            }
+            if (later != null) {
+                later.close();
             }
         }
-        say(refused);
+        say(refused[0] + " " + refused[1] + " " + refused[2] + " " + refused[3]);
     };
 
     /** Asks one request after the other, each with a temporary queue of its own. */
     static final Case ASK = () -> {
-        Session session = connect().createSession(false, Session.AUTO_ACKNOWLEDGE);
+        Session session = connectAs("asker", PASSWORD).createSession(false, Session.AUTO_ACKNOWLEDGE);
         MessageProducer producer = session.createProducer(session.createQueue(queue));
         int right = 0;
         for (int i = 0; i < Integer.parseInt(more[0]); i++) {
@@ -804,6 +824,7 @@ public final class JmsCases {
             consumer.close();
             replies.delete();
         }
+        producer.send(session.createTextMessage("end"));
         say(right);
     };
 }

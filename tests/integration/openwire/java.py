@@ -1,5 +1,6 @@
 """Java programs of the unmodified ActiveMQ client, compiled when a test needs them."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -44,23 +45,40 @@ class Programs:
             timeout=_PATIENCE_SECONDS,
         )
 
-    def run(self, case: str, url: str, *arguments: str, java: Sequence[str] = ()) -> list[str]:
+    def run(
+        self, case: str, url: str, *arguments: str, java: Sequence[str] = (), password: str | None = None
+    ) -> list[str]:
         """Run a case with options of Java, and return the lines that it has printed, without the last one, which says
-        that all of it has run."""
+        that all of it has run.
+
+        The program gets `password`, which no command line may show, in its environment.
+        """
         result = subprocess.run(
-            self._command(case, url, arguments, java), capture_output=True, check=False, timeout=_PATIENCE_SECONDS
+            self._command(case, url, arguments, java),
+            capture_output=True,
+            check=False,
+            timeout=_PATIENCE_SECONDS,
+            env=_environment(password),
         )
         lines = result.stdout.decode().splitlines()
         assert lines and lines[-1] == "done", f"{lines}\n{result.stderr.decode()[:6000]}"
         return lines[:-1]
 
-    def start(self, case: str, url: str, *arguments: str) -> "subprocess.Popen[str]":
+    def start(self, case: str, url: str, *arguments: str, password: str | None = None) -> "subprocess.Popen[str]":
         """Start a case. What it prints can be read from its `stdout`."""
         return subprocess.Popen(
-            self._command(case, url, arguments, ()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self._command(case, url, arguments, ()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=_environment(password),
         )
 
     def _command(self, case: str, url: str, arguments: Sequence[str], java: Sequence[str]) -> list[str]:
         options = ["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
         options += ["-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", *java]
         return ["java", *options, "-cp", self._path, self._class, case, url, *arguments]
+
+
+def _environment(password: str | None) -> dict[str, str] | None:
+    return None if password is None else {**os.environ, "JMS_PASSWORD": password}

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.raw_client import RECEIVE_SECONDS
+from tests.unit.openwire_client import wire_format_info
 from truenext.model.loose_fields import FieldReader
 from truenext.wire.openwire.fields import decode_structure, encode_frame
-from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.structures import (
     ConnectionId,
     ConnectionInfo,
@@ -39,14 +39,14 @@ def options() -> Sequence[str]:
 class JmsClient:
     """Client of OpenWire that keeps what the broker sends."""
 
-    def __init__(self, broker: BrokerProcess, *, name: str = NAME) -> None:
+    def __init__(self, broker: BrokerProcess, *, name: str = NAME, frame_bytes_max: int = 0) -> None:
         port = int(broker.openwire_url.rpartition(":")[2])
         self.name = name
         self._sock = socket.create_connection(("127.0.0.1", port))
         self._sock.settimeout(RECEIVE_SECONDS)
         self._data = b""
         self._number = 1
-        self._sock.sendall(encode_wire_format_info())
+        self._sock.sendall(wire_format_info(frame_bytes_max))
         self.send(ConnectionInfo(1, True, ConnectionId(name)))
         self.await_response(1)
 
@@ -74,12 +74,18 @@ class JmsClient:
             assert answer is not None, "the connection has ended"
         return answer
 
+    def expect_nothing(self) -> None:
+        self._sock.settimeout(QUIET_SECONDS)
+        with pytest.raises(TimeoutError):
+            self.next()
+        self._sock.settimeout(RECEIVE_SECONDS)
+
     def await_end(self) -> None:
         while self.next() is not None:
             pass
 
-    def consume(self, queue: str, prefetch: int = 10) -> ConsumerId:
-        consumer_id = ConsumerId(self.name, 1, 1)
+    def consume(self, queue: str, prefetch: int = 10, *, value: int = 1) -> ConsumerId:
+        consumer_id = ConsumerId(self.name, 1, value)
         self.send(ConsumerInfo(2, True, consumer_id, destination=QueueName(queue), prefetch_size=prefetch))
         self.await_response(2)
         return consumer_id
@@ -173,3 +179,48 @@ def test_last_delivered_message_counts_an_attempt_for_what_came_before(
     client.await_response(3)
     client.consume(queue)
     assert [client.message().redelivery_counter for _ in range(3)] == counts
+
+
+def test_browser_is_shown_no_more_than_its_prefetch_until_its_client_takes_it(
+    broker: BrokerProcess, queue: str, clients: list[JmsClient]
+) -> None:
+    # C26.17
+    clients.append(client := JmsClient(broker))
+    client.produce(queue, 5)
+    browser = ConsumerId(client.name, 1, 1)
+    client.send(ConsumerInfo(2, True, browser, True, QueueName(queue), 2))
+    client.await_response(2)
+    shown = [client.message() for _ in range(2)]
+    client.expect_nothing()
+    for _ in range(3):
+        assert shown[-2].message is not None
+        taken = shown[-2].message.message_id
+        client.send(MessageAck(20, False, QueueName(queue), None, browser, 2, taken, taken, 1))
+        shown.append(client.message())
+        client.expect_nothing()
+    assert shown[-1].message is not None
+    taken = shown[-1].message.message_id
+    client.send(MessageAck(20, False, QueueName(queue), None, browser, 2, None, taken, 2))
+    assert client.message().message is None, "the end"
+    broker.await_facts(queue, waiting=5, unacknowledged=0)
+
+
+def test_message_that_is_too_large_for_the_client_becomes_a_dead_letter_and_stays_one(
+    broker: BrokerProcess, queue: str, clients: list[JmsClient]
+) -> None:
+    # C26.18
+    clients.append(client := JmsClient(broker, frame_bytes_max=1000))
+    stomp = broker.connect()
+    for body in (b"a", bytes(2000), b"b"):
+        stomp.send(queue, body, confirmed=True)
+    client.consume(queue)
+    got = [client.message().message for _ in range(2)]
+    assert [each.content for each in got if each is not None] == [b"a", b"b"]
+    dead = f"DLQ.{queue}"
+    broker.await_facts(dead, waiting=1)
+    # Here it is rejected once, and waits.
+    client.consume(dead, value=2)
+    client.expect_nothing()
+    broker.await_facts(dead, waiting=1, unacknowledged=0)
+    warnings = [line for line in broker.log.splitlines() if "too large for the client" in line]
+    assert len(warnings) == 2 and f"for {queue} makes a frame of" in warnings[0]

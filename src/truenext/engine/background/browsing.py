@@ -199,6 +199,8 @@ class BrowseTask(BackgroundTask):
 
     def _new_read(self, browser: Browser, lane: Lane) -> BrowseRead:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
+        if browser.requested is not None and browser.selector is None:
+            limit = min(limit, browser.requested)
         if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_bytes_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
@@ -276,6 +278,8 @@ class BrowseTask(BackgroundTask):
         if browser.selector is not None and not browser.selector.matches(message):
             return
         shown.append(entry)
+        if browser.requested is not None:
+            browser.requested -= 1
         memory = self._memory
         size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
         browser.session.unsent_bytes += size

@@ -259,7 +259,7 @@ class QueueConsumer(BrokerConsumer):
 class Browser(Subscriber):
     """Browser of one queue. background/browsing.py shows it the messages, in the queue's order."""
 
-    __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
+    __slots__ = ("after_sequence", "last_sequence", "queue", "rank", "requested")
 
     def __init__(
         self, session: ConnectionState, queue: Queue, browse: Browse, memory: MemoryBudget, *, last_sequence: int
@@ -272,7 +272,12 @@ class Browser(Subscriber):
         """Rank of the lane that is being browsed; the number of ranks if the browser is done."""
         self.after_sequence = 0
         """Sequence up to which the lane of `rank` was browsed."""
+        self.requested: int | None = 0 if browse.is_pulling else None
+        """Number of messages that the client has requested and not been shown; None requests all."""
         self.next_lane()
+
+    def has_credit(self) -> bool:
+        return self.requested != 0 and super().has_credit()
 
     @property
     def is_done(self) -> bool:

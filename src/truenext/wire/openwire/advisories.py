@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import decode_header_lines
-from truenext.model.limits import NAME_LENGTH_MAX
+from truenext.model.limits import ADVISORY_CONSUMERS_MAX, NAME_LENGTH_MAX
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
     TEMPORARY_QUEUE,
@@ -34,8 +34,6 @@ from truenext.wire.openwire.structures import (
     TopicName,
 )
 
-CONSUMERS_MAX = 10
-"""Consumers of advisories on one connection. The client of ActiveMQ has one."""
 ANNOUNCED_MAX = 1000
 ALL_ANNOUNCED_MAX = 100 * ANNOUNCED_MAX
 """Numbers of temporary destinations that one process, and all of them, are remembered to have been told. A process may
@@ -165,9 +163,9 @@ class Advisories:
 
         Raises: RemoteProtocolError if there are too many
         """
-        if len(self._consumers) >= CONSUMERS_MAX:
+        if len(self._consumers) >= ADVISORY_CONSUMERS_MAX:
             raise RemoteProtocolError(
-                f"this connection has {CONSUMERS_MAX} consumers of advisories, the most allowed: close some", Code.LIMIT
+                f"this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some", Code.LIMIT
             )
         self._consumers[consumer_id] = None
         self._board.add(self._process, self)

@@ -6,7 +6,8 @@
     - messages that are requested for it
     = messages to request, after each read of the socket (C26.3)
 
-An acknowledgement in a transaction only marks its messages as kept (transactions.py).
+An acknowledgement in a transaction only marks its messages as kept (transactions.py). A browser holds what its client
+was shown and has neither acknowledged nor reported as delivered.
 """
 
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ from truenext.wire.openwire.structures import (
     MessageAck,
     MessageId,
     MessagePull,
+    PhysicalDestination,
+    QueueName,
 )
 
 DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range(7)
@@ -42,6 +45,8 @@ DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range
 PULL = "pull"
 """Correlation of a request that a client has made itself. It is told when the request ends."""
 _CONSUMER_PRIORITY_MIN = -127
+_LARGE_RETRY_MS = 60_000
+"""Time until a message that is too large for its consumer's client is due again, if it cannot become a dead letter."""
 
 
 class Consumer:
@@ -49,6 +54,7 @@ class Consumer:
 
     __slots__ = (
         "delivered_count",
+        "destination",
         "encoder",
         "has_received",
         "held",
@@ -60,8 +66,11 @@ class Consumer:
         "subscription",
     )
 
-    def __init__(self, info: ConsumerInfo, consumer_id: ConsumerId, encoder: DispatchEncoder) -> None:
+    def __init__(
+        self, info: ConsumerInfo, consumer_id: ConsumerId, destination: PhysicalDestination, encoder: DispatchEncoder
+    ) -> None:
         self.id = consumer_id
+        self.destination = destination
         self.subscription = subscription_of(consumer_id)
         self.encoder = encoder
         self.is_browser = info.is_browser
@@ -127,8 +136,13 @@ class Consumer:
     @property
     def lacking(self) -> int:
         """Number of messages to request."""
-        lacking = self.prefetch + self.delivered_count - len(self.held) - self.requested
-        return min(lacking, WINDOW_MAX - self.requested) if self.prefetch and not self.is_browser else 0
+        # No client requests messages for a browser.
+        prefetch = self.prefetch or int(self.is_browser)
+        lacking = prefetch + self.delivered_count - len(self.held) - self.requested
+        if self.is_browser and 2 * lacking < prefetch:
+            # Each request may read a page, and a client that has taken all has reported more than half.
+            return 0
+        return min(lacking, WINDOW_MAX - self.requested) if prefetch else 0
 
 
 class Consumers:
@@ -139,6 +153,8 @@ class Consumers:
         self.by_subscription: dict[str, Consumer] = {}
         self._changed: dict[Consumer, None] = {}
         """Consumers for which messages may have to be requested."""
+        self._too_large: list[tuple[Consumer, int, str]] = []
+        """Messages to reject, as the client cannot take their frames, with the reason."""
 
     def find(self, consumer_id: ConsumerId | None) -> Consumer | None:
         """Return the consumer with an id of this connection; None if there is none."""
@@ -163,13 +179,13 @@ class Consumers:
         selector = _selector(info.selector)
         assert info.destination is not None, "it has a source"
         encoder = DispatchEncoder(info.consumer_id, info.destination, self._identity)
-        consumer = Consumer(info, info.consumer_id, encoder)
+        consumer = Consumer(info, info.consumer_id, info.destination, encoder)
         subscription = consumer.subscription
         # At once, as a browser gets messages before the next command is taken.
         self.by_subscription[subscription] = consumer
         try:
             if info.is_browser:
-                yield Browse(subscription, destination, selector)
+                yield Browse(subscription, destination, selector, is_pulling=True)
             else:
                 yield Subscribe(
                     subscription,
@@ -208,8 +224,11 @@ class Consumers:
     # ---- Requests ----
 
     def request(self) -> Iterator[Command]:
-        """Request messages for all consumers that may hold more."""
-        while self._changed:
+        """Reject what the client cannot take, and request messages for all consumers that may hold more."""
+        while self._too_large or self._changed:
+            if self._too_large:
+                yield from self._settle_too_large(*self._too_large.pop())
+                continue
             consumer, _ = self._changed.popitem()
             lacking = consumer.lacking
             if lacking > 0:
@@ -239,6 +258,41 @@ class Consumers:
     def on_changed(self, consumer: Consumer) -> None:
         """Note that messages may have to be requested for a consumer."""
         self._changed[consumer] = None
+
+    def reject(self, consumer: Consumer, sequence: int, reason: str) -> None:
+        """Note that a message that was just dispatched cannot be sent. Its consumer does not hold it."""
+        consumer.remove(sequence)
+        self._changed[consumer] = None
+        if not consumer.is_browser:
+            self._too_large.append((consumer, sequence, reason))
+
+    def _settle_too_large(self, consumer: Consumer, sequence: int, reason: str) -> Iterator[Command]:
+        if self.by_subscription.get(consumer.subscription) is not consumer:
+            # It has ended, and holds nothing.
+            return
+        if isinstance(consumer.destination, QueueName):
+            # In a dead-letter queue the message stays at its place.
+            yield Nack(consumer.subscription, sequence, delay_ms=_LARGE_RETRY_MS, is_rejected=True, cause=reason)
+        else:
+            # No other consumer gets it.
+            yield Ack(consumer.subscription, sequence)
+
+    def note_taken(self, ack: MessageAck, browser: Consumer) -> None:
+        """Note that the client of a browser has taken messages, whatever it says about them."""
+        last = _sequence(ack.last_message_id)
+        if last not in browser.held:
+            return
+        taken = []
+        if ack.ack_type == INDIVIDUAL:
+            taken.append(last)
+        else:
+            for sequence in browser.held:
+                taken.append(sequence)
+                if sequence == last:
+                    break
+        for sequence in taken:
+            browser.remove(sequence)
+        self._changed[browser] = None
 
     # ---- Acknowledgements outside transactions ----
 

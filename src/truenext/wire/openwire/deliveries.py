@@ -34,6 +34,8 @@ from truenext.wire.openwire.structures import (
 )
 
 _SIZE = Struct(">i")
+SIZE_BYTES = _SIZE.size
+"""Bytes of the size before each frame, which does not count itself."""
 _ID_NUMBERS = Struct(">qqB")
 """Producer's number, broker's number, no original transaction."""
 _BROKER_OWNED = Struct(">?qB")

@@ -4,6 +4,7 @@ The broker offers neither cache nor tight encoding nor stack traces, so that no 
 what both sides offer.
 """
 
+from sys import maxsize
 from typing import NamedTuple
 
 from truenext.errors import Code, RemoteProtocolError
@@ -28,7 +29,7 @@ class Negotiated(NamedTuple):
     """Time after which a silent side is taken for lost; 0 is never. After a third of it without another frame, a side
     sends a KeepAliveInfo."""
     frame_bytes_max: int
-    """Bytes of the largest frame that the client takes."""
+    """Bytes of the largest frame that the client takes, without the four bytes of its size."""
     provider: str
     """Name and version of the client, for people; "" if it has sent none."""
 
@@ -71,7 +72,7 @@ def negotiate(client: WireFormatInfo, inactivity_ms: int = INACTIVITY_MS) -> Neg
     provider = [_text(properties, name) for name in ("ProviderName", "ProviderVersion")]
     return Negotiated(
         keep_alive_ms=min(inactivity_ms, client_ms) if inactivity_ms > 0 and client_ms > 0 else 0,
-        frame_bytes_max=min(OPENWIRE_FRAME_BYTES_MAX, frame_bytes_max) if frame_bytes_max > 0 else 0,
+        frame_bytes_max=min(OPENWIRE_FRAME_BYTES_MAX, frame_bytes_max if frame_bytes_max > 0 else maxsize),
         provider=" ".join(one for one in provider if one),
     )
 

@@ -1,14 +1,16 @@
 """Replies: OpenWire frames of what the broker sends to one JMS client."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from truenext.errors import Code
 from truenext.model.answers import ErrorAnswer, Receipt
 from truenext.model.destination import Destination
+from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
 from truenext.wire.openwire.advisories import Advisories
-from truenext.wire.openwire.consumers import PULL, Consumers
+from truenext.wire.openwire.consumers import PULL, Consumer, Consumers
 from truenext.wire.openwire.deliveries import (
     KEEP_ALIVE,
+    SIZE_BYTES,
     encode_connection_error,
     encode_end,
     encode_exception,
@@ -28,6 +30,10 @@ class OpenWireReplies:
     def __init__(self, consumers: Consumers, advisories: Advisories) -> None:
         self._consumers = consumers
         self._advisories = advisories
+        self.frame_bytes_max = OPENWIRE_FRAME_BYTES_MAX
+        """Bytes of the largest frame that the client takes, without the four bytes of its size."""
+        self.on_too_large: Callable[[str], None] = lambda _: None
+        """Function that is called for a message whose frame is larger, with a text about it."""
         self.is_negotiated = False
         """True once the client has sent its WireFormatInfo. Nothing may be sent before."""
         self.connection_id: ConnectionId | None = None
@@ -49,8 +55,7 @@ class OpenWireReplies:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = delivery.sequence
-            if not is_browse:
-                consumer.on_dispatched(sequence)
+            consumer.on_dispatched(sequence)
             frame = encode(
                 message,
                 sequence,
@@ -58,9 +63,24 @@ class OpenWireReplies:
                 message.arrived_ms,
                 is_first_of_group=delivery.is_first_of_group and not is_browse,
             )
+            if len(frame) - SIZE_BYTES > self.frame_bytes_max:
+                parts.append(self._reject(consumer, sequence, len(frame) - SIZE_BYTES))
+                continue
             if advisories.has_consumers and (announcements := advisories.announce_reply_to(message)):
                 frame = announcements + frame
             parts.append(frame)
+
+    def _reject(self, consumer: Consumer, sequence: int, size: int) -> bytes:
+        """Reject a message that the client cannot take: it would end the connection, and get the message again on the
+        next one. Returns what is sent in its place."""
+        reason = (
+            f"message {sequence} for {consumer.destination.name} makes a frame of {size} bytes, and the client takes "
+            f"{self.frame_bytes_max}: increase wireFormat.maxFrameSize in the client's URL"
+        )
+        self._consumers.reject(consumer, sequence, reason)
+        self.on_too_large(reason)
+        # The client waits for the message that it has pulled, or for this.
+        return b"" if consumer.prefetch or consumer.is_browser else encode_end(consumer.id)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
         return encode_end(self._consumers.by_subscription[subscription].id)

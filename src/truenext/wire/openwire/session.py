@@ -26,7 +26,7 @@ from truenext.model.commands import (
     ReceiptRequest,
     RemoveTemporary,
 )
-from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX
+from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage
@@ -76,9 +76,6 @@ from truenext.wire.openwire.transactions import RECOVER, Transactions
 from truenext.wire.protocol_detector import ProtocolDetector, detector_of_openwire_port
 from truenext.wire.session import ProtocolRules
 
-OPENING_SECONDS_MAX = 15.0
-"""Seconds from the accept of a connection to its complete WireFormatInfo. A client that is slow to start needs a TLS
-handshake in a process that loads its classes meanwhile."""
 OPENWIRE_RULES = ProtocolRules(
     opening_seconds_max=OPENING_SECONDS_MAX,
     login_bytes_max=LOGIN_BYTES_MAX,
@@ -139,12 +136,15 @@ class OpenWireSession:
     def is_connected(self) -> bool:
         return self._decoder.is_connected
 
-    def attach(self, on_outgoing: Callable[[], None]) -> None:
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
         self._advisories.on_outgoing = on_outgoing
+        self.replies.on_too_large = on_too_large
 
     def detach(self) -> None:
         self._advisories.on_outgoing = None
         self._advisories.end()
+        # It refers to the connection, which would be freed late.
+        self.replies.on_too_large = lambda _: None
 
     # ---- What the client sends ----
 
@@ -264,6 +264,7 @@ class OpenWireSession:
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
         if consumer.is_browser:
+            self._consumers.note_taken(ack, consumer)
             return
         name = self._transactions.name_of(ack.transaction_id)
         if name is not None and ack.ack_type:
@@ -312,6 +313,7 @@ class OpenWireSession:
         agreed = negotiate(info)
         self.outgoing += encode_wire_format_info()
         self.replies.is_negotiated = True
+        self.replies.frame_bytes_max = agreed.frame_bytes_max
         self.beat_check_s = agreed.keep_alive_ms / 1000 / _BEATS
         if agreed.keep_alive_ms:
             self.silence_limit_s = (agreed.keep_alive_ms + INITIAL_DELAY_MS) / 1000

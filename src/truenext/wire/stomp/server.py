@@ -218,8 +218,8 @@ class StompSession:
                 self._check(command)
             yield command
 
-    def attach(self, on_outgoing: Callable[[], None]) -> None:
-        """Do nothing: no other connection causes bytes of this one."""
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
+        """Do nothing: no other connection causes bytes of this one, and clients of STOMP name no largest frame."""
 
     def detach(self) -> None:
         pass
