@@ -12,7 +12,7 @@ import org.apache.activemq.ActiveMQSession;
  *
  * Each case prints what it has seen, one fact a line; the test compares.
  */
-public final class JmsCases {
+public class JmsCases {
     static final long PATIENCE_MS = 20_000;
     static final long SILENCE_MS = 300;
     /** Password of all users. Others could read it in a command line. */
