@@ -175,6 +175,15 @@ def test_login_becomes_a_command_and_is_answered_after_the_broker_has_named_itse
     assert (client.session.client_id, client.session.is_connected) == ("me", True)
 
 
+@pytest.mark.parametrize("is_fault_tolerant", [False, True])
+def test_optimize_acknowledge_is_switched_off_on_failover_alone(is_fault_tolerant: bool) -> None:
+    client = Client(logs_in=False)
+    client.send(ConnectionInfo(1, True, ConnectionId("ID:a-1:1"), is_fault_tolerant=is_fault_tolerant))
+    client.take_commands()
+    broker, *_ = client.take_answers()
+    assert isinstance(broker, BrokerInfo) and broker.is_fault_tolerant == is_fault_tolerant
+
+
 @pytest.mark.parametrize("name", ["", "plain", "ID:a,b-1:1", "ID:a/b-1:1", "ID:\n-1:1", "ID:" + "x" * 300])
 def test_login_with_an_id_that_can_be_no_part_of_an_address_is_refused(name: str) -> None:
     client = Client(logs_in=False)

@@ -12,7 +12,7 @@ import org.apache.activemq.ActiveMQSession;
  *
  * Each case prints what it has seen, one fact a line; the test compares.
  */
-public final class JmsCases {
+public class JmsCases {
     static final long PATIENCE_MS = 20_000;
     static final long SILENCE_MS = 300;
     /** Password of all users. Others could read it in a command line. */
@@ -826,5 +826,113 @@ public final class JmsCases {
         }
         producer.send(session.createTextMessage("end"));
         say(right);
+    };
+
+    /** Sends messages with properties to several queues, in transactions. */
+    static final Case SEND_VARIED = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+        for (int q = 1; q < more.length; q++) {
+            MessageProducer producer = session.createProducer(session.createQueue(more[q]));
+            for (int i = 0; i < Integer.parseInt(more[0]); i++) {
+                TextMessage message = session.createTextMessage("m" + i + "\u00e9".repeat(500));
+                message.setStringProperty("colour", i % 2 == 0 ? "red" : "gr\u00fcn: a\nb");
+                message.setIntProperty("size", i);
+                message.setJMSCorrelationID("c" + i);
+                producer.send(message, DeliveryMode.PERSISTENT, i % 10, 0);
+                say(described(message));
+                if (i % 50 == 49) {
+                    session.commit();
+                }
+            }
+            session.commit();
+        }
+        connection.close();
+    };
+
+    /** Receives all messages of several queues, in transactions. */
+    static final Case RECEIVE_VARIED = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+        for (int q = 1; q < more.length; q++) {
+            MessageConsumer consumer = session.createConsumer(session.createQueue(more[q]));
+            for (int i = 0; i < Integer.parseInt(more[0]); i++) {
+                say(described((TextMessage) consumer.receive(PATIENCE_MS)));
+                if (i % 50 == 49) {
+                    session.commit();
+                }
+            }
+            session.commit();
+            consumer.close();
+        }
+        connection.close();
+    };
+
+    static String described(TextMessage message) throws JMSException {
+        return String.join("|", message.getJMSMessageID(), message.getJMSDestination().toString(),
+            "" + message.getJMSPriority(), message.getJMSCorrelationID(), message.getStringProperty("size"),
+            message.getStringProperty("colour").replace('\n', '/'), message.getText());
+    }
+
+    static boolean isRefused(Attempt attempt) throws Exception {
+        try {
+            attempt.run(null, null);
+            return false;
+        } catch (ResourceAllocationException error) {
+            return true;
+        }
+    }
+
+    /** Sends while the broker's disk gets full and has room again: with a consumer, in a transaction, and sending only. */
+    static final Case FULL_DISK = () -> {
+        ActiveMQConnection connection = connect();
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        session.createConsumer(session.createQueue(queue + ".other"));
+        Session transacted = connection.createSession(true, Session.SESSION_TRANSACTED);
+        MessageProducer inside = transacted.createProducer(transacted.createQueue(queue));
+        int[] sent = new int[1];
+        Attempt next = (c, s) -> {
+            producer.send(session.createTextMessage("m" + sent[0]));
+            sent[0]++;
+        };
+        while (!isRefused(next)) {
+            if (sent[0] == 1) {
+                say("sent");
+                System.out.flush();
+            }
+            Thread.sleep(10);
+        }
+        int accepted = sent[0];
+        inside.send(transacted.createTextMessage("rolled back"));
+        try {
+            transacted.commit();
+            say("committed");
+        } catch (TransactionRolledBackException error) {
+            say(error.getMessage().contains("disk"));
+        }
+        Thread only = new Thread(() -> {
+            try {
+                ActiveMQConnection sending = connect();
+                Session other = sending.createSession(false, Session.AUTO_ACKNOWLEDGE);
+                MessageProducer waiting = other.createProducer(other.createQueue(queue + ".waiting"));
+                waiting.send(other.createTextMessage("w0"));
+                waiting.send(other.createTextMessage("w1"));
+                sending.close();
+            } catch (JMSException error) {
+                say(error);
+            }
+        });
+        only.start();
+        say("refused");
+        System.out.flush();
+        while (isRefused(next)) {
+            Thread.sleep(10);
+        }
+        inside.send(transacted.createTextMessage("m" + sent[0]++));
+        transacted.commit();
+        only.join(PATIENCE_MS);
+        say(sent[0]);
+        connection.close();
     };
 }

@@ -40,7 +40,12 @@ class Programs:
         self._class = Path(source).stem
         self._path = ":".join([*map(str, _paths(jars)), str(folder)])
         subprocess.run(
-            ["javac", "-nowarn", "-cp", self._path, "-d", str(folder), str(_SOURCES / source)],
+            [
+                *("javac", "-nowarn", "-cp", self._path, "-sourcepath", str(_SOURCES)),
+                "-d",
+                str(folder),
+                _SOURCES / source,
+            ],
             check=True,
             timeout=_PATIENCE_SECONDS,
         )

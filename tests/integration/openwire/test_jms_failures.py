@@ -13,6 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.cutting_proxy import Cut, CuttingProxy
 from tests.integration.openwire.java import Programs, missing_reason
 from tests.integration.raw_client import bodies
+from truenext.model.disk_level import DiskLevel
 
 REASON = missing_reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -67,6 +68,28 @@ def test_transacted_copy_leaves_each_message_in_one_queue_through_kills(
     said = run_through_kills(own_broker, program, every=40, kills=3)
     assert said[-1] == "done", "\n".join(said)
     assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))
+
+
+def test_sends_on_a_full_disk_are_refused_and_nothing_is_lost(held_broker: BrokerProcess, java: Programs) -> None:
+    program = java.start("full_disk", held_broker.openwire_url, "q")
+    said: list[str] = []
+    try:
+        assert program.stdout is not None
+        for line in program.stdout:
+            said.append(line.strip())
+            if said[-1] == "sent":
+                held_broker.set_disk_level(DiskLevel.NONE)
+            elif said[-1] == "refused":
+                held_broker.set_disk_level(DiskLevel.PLENTY)
+        assert program.wait(PATIENCE_SECONDS) == 0
+    finally:
+        program.kill()
+        program.communicate()
+    sent, is_explained, refused, count, done = said
+    assert (sent, is_explained, refused, done) == ("sent", "true", "refused", "done"), said
+    assert bodies(held_broker.remaining_messages("q")) == [f"m{number}" for number in range(int(count))]
+    # A connection that only sends waits instead (C24.2).
+    assert bodies(held_broker.remaining_messages("q.waiting")) == ["w0", "w1"]
 
 
 class OftenCuttingProxy(CuttingProxy):

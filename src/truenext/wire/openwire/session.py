@@ -344,6 +344,9 @@ class OpenWireSession:
         broker = BrokerInfo(
             broker_id=BrokerId(f"ID:truenext-{self._identity}"),
             broker_name=self._server_name,
+            # Of a client that connects again, acknowledgements may not wait at the client: it dead-letters what it has
+            # received before and gets again.
+            is_fault_tolerant=self._producers.numbers_sends,
         )
         frames = encode_answer(broker) + CONNECTION_CONTROL
         if self.last_receipt is not None:
