@@ -449,7 +449,7 @@ def _ignore(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
 
 def _refuse(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
     yield from ()
-    raise not_supported(_REFUSED[type(structure)], "leave it out")
+    raise not_supported(*_REFUSED[type(structure)])
 
 
 # The methods of a session, as a session that refers to its own methods is freed late.
@@ -467,11 +467,11 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     **dict.fromkeys((ConnectionControl, FlushCommand, Response), _ignore),
     **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
 }
-_REFUSED: dict[type[Structure], str] = {
-    BrokerInfo: "networks of brokers",
-    ControlCommand: "ControlCommand",
-    RemoveSubscriptionInfo: "durable subscriptions",
-    BlobMessage: "BlobMessages",
+_REFUSED: dict[type[Structure], tuple[str, str]] = {
+    BrokerInfo: ("networks of brokers", "connect clients only"),
+    ControlCommand: ("ControlCommand", "use the command truenext"),
+    RemoveSubscriptionInfo: ("durable subscriptions", "consume from a queue"),
+    BlobMessage: ("BlobMessages", "send the content as a BytesMessage"),
 }
 
 
