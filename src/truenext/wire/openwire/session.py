@@ -377,7 +377,12 @@ class OpenWireSession:
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
         # A client that has repeated all its commands gives its consumers their prefetch back.
         self._transactions.is_recovering = False
+        self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
+
+    def _pull(self, pull: MessagePull) -> Iterator[Command]:
+        self._check_owner(pull.consumer_id, "consumer")
+        yield from self._consumers.pull(pull)
 
     def _control_transaction(self, info: TransactionInfo) -> Iterator[Command]:
         if info.operation == RECOVER:
@@ -458,7 +463,7 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     ProducerInfo: OpenWireSession._add_producer,
     ConsumerInfo: OpenWireSession._add_consumer,
     MessageAck: OpenWireSession._acknowledge,
-    MessagePull: lambda session, pull: session._consumers.pull(pull),
+    MessagePull: OpenWireSession._pull,
     ConsumerControl: OpenWireSession._control_consumer,
     TransactionInfo: OpenWireSession._control_transaction,
     DestinationInfo: OpenWireSession._control_destination,
