@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.openwire_client import Client, refusals
-from truenext.model.message import SentMessage
 from truenext.model.limits import ADVISORY_CONSUMERS_MAX
+from truenext.model.message import SentMessage
 from truenext.wire.openwire import advisories
 from truenext.wire.openwire.advisories import AdvisoryBoard
 from truenext.wire.openwire.codec import produced_message

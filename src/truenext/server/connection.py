@@ -176,7 +176,8 @@ class ServerConnection:
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
         frame_number = self._wire.mark_refused()
         receipt = self._wire.last_receipt
-        self._broker.answer(self._session, make_error_answer(reason, error.code, receipt, frame_number))
+        answer = make_error_answer(reason, error.code, receipt, frame_number, error.cause)
+        self._broker.answer(self._session, answer)
 
     # ---- The end ----
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.raw_client import RECEIVE_SECONDS
@@ -39,7 +40,16 @@ def options() -> Sequence[str]:
 class JmsClient:
     """Client of OpenWire that keeps what the broker sends."""
 
-    def __init__(self, broker: BrokerProcess, *, name: str = NAME, frame_bytes_max: int = 0) -> None:
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        *,
+        name: str = NAME,
+        frame_bytes_max: int = 0,
+        user: str | None = None,
+        password: str | None = None,
+        is_fault_tolerant: bool = False,
+    ) -> None:
         port = int(broker.openwire_url.rpartition(":")[2])
         self.name = name
         self._sock = socket.create_connection(("127.0.0.1", port))
@@ -47,8 +57,13 @@ class JmsClient:
         self._data = b""
         self._number = 1
         self._sock.sendall(wire_format_info(frame_bytes_max))
-        self.send(ConnectionInfo(1, True, ConnectionId(name)))
-        self.await_response(1)
+        login = ConnectionInfo(1, True, ConnectionId(name), user_name=user, password=password)
+        self.send(replace(login, is_fault_tolerant=is_fault_tolerant))
+        try:
+            self.await_response(1)
+        except AssertionError:
+            self.close()
+            raise
 
     def send(self, *structures: Structure) -> None:
         self._sock.sendall(b"".join(map(encode_frame, structures)))

@@ -165,7 +165,8 @@ class Advisories:
         """
         if len(self._consumers) >= ADVISORY_CONSUMERS_MAX:
             raise RemoteProtocolError(
-                f"this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some", Code.LIMIT
+                f"this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some",
+                Code.LIMIT,
             )
         self._consumers[consumer_id] = None
         self._board.add(self._process, self)

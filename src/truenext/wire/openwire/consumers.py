@@ -240,8 +240,9 @@ class Consumers:
         consumer = self.find(pull.consumer_id)
         if consumer is None or consumer.is_browser or consumer.prefetch:
             return
-        consumer.requested += 1
         yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL, wait_ms=max(pull.timeout, 0))
+        # If it was refused, this is not reached.
+        consumer.requested += 1
 
     def control(self, control: ConsumerControl) -> Iterator[Command]:
         """Change the prefetch of a consumer."""

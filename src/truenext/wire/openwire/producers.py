@@ -34,6 +34,8 @@ class Producers:
         Raises: RemoteProtocolError if JMS clients cannot send to its destination, or there are too many producers
         """
         assert info.producer_id is not None, "the session checks ids"
+        if info.producer_id in self._windows:
+            return
         if len(self._windows) >= JMS_PRODUCERS_MAX:
             raise RemoteProtocolError(
                 f"this connection has {JMS_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT

@@ -105,5 +105,5 @@ class OpenWireReplies:
             return b""
         name = exception_class(fault)
         if fault.receipt is None:
-            return encode_connection_error(self.connection_id, name, fault.summary)
-        return encode_exception(int(fault.receipt), name, fault.summary)
+            return encode_connection_error(self.connection_id, name, fault.detail)
+        return encode_exception(int(fault.receipt), name, fault.detail)

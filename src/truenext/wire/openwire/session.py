@@ -380,7 +380,12 @@ class OpenWireSession:
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
         # A client that has repeated all its commands gives its consumers their prefetch back.
         self._transactions.is_recovering = False
+        self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
+
+    def _pull(self, pull: MessagePull) -> Iterator[Command]:
+        self._check_owner(pull.consumer_id, "consumer")
+        yield from self._consumers.pull(pull)
 
     def _control_transaction(self, info: TransactionInfo) -> Iterator[Command]:
         if info.operation == RECOVER:
@@ -452,7 +457,7 @@ def _ignore(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
 
 def _refuse(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
     yield from ()
-    raise not_supported(_REFUSED[type(structure)], "leave it out")
+    raise not_supported(*_REFUSED[type(structure)])
 
 
 # The methods of a session, as a session that refers to its own methods is freed late.
@@ -461,7 +466,7 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     ProducerInfo: OpenWireSession._add_producer,
     ConsumerInfo: OpenWireSession._add_consumer,
     MessageAck: OpenWireSession._acknowledge,
-    MessagePull: lambda session, pull: session._consumers.pull(pull),
+    MessagePull: OpenWireSession._pull,
     ConsumerControl: OpenWireSession._control_consumer,
     TransactionInfo: OpenWireSession._control_transaction,
     DestinationInfo: OpenWireSession._control_destination,
@@ -470,11 +475,11 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     **dict.fromkeys((ConnectionControl, FlushCommand, Response), _ignore),
     **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
 }
-_REFUSED: dict[type[Structure], str] = {
-    BrokerInfo: "networks of brokers",
-    ControlCommand: "ControlCommand",
-    RemoveSubscriptionInfo: "durable subscriptions",
-    BlobMessage: "BlobMessages",
+_REFUSED: dict[type[Structure], tuple[str, str]] = {
+    BrokerInfo: ("networks of brokers", "connect clients only"),
+    ControlCommand: ("ControlCommand", "use the command truenext"),
+    RemoveSubscriptionInfo: ("durable subscriptions", "consume from a queue"),
+    BlobMessage: ("BlobMessages", "send the content as a BytesMessage"),
 }
 
 
