@@ -76,7 +76,7 @@ CAUSE = "java.lang.RuntimeException: no"
 
 ACTIONS: dict[str, int] = {
     "send": 20,
-    "send_again": 2,
+    "send_again": 4,
     "consume": 8,
     "browse": 2,
     "acknowledge": 10,
@@ -97,8 +97,8 @@ ACTIONS: dict[str, int] = {
     "control": 2,
     "add_temporary": 2,
     "remove_temporary": 1,
-    "add_producer": 1,
-    "remove_producer": 1,
+    "add_producer": 3,
+    "remove_producer": 2,
     "watch_advisories": 2,
     "send_refused": 1,
     "keep_alive": 1,
@@ -350,7 +350,7 @@ class JmsMachine:
         ]
         if not own or not client.is_fault_tolerant:
             return None
-        message, parcel, queues = self._random.choice(own[-3:])
+        message, parcel, queues = self._random.choice(own[-5:])
         assert isinstance(message, JmsMessage) and message.producer_id is not None
         return self._produce(client, parcel, queues, message.producer_id, None)
 

@@ -136,6 +136,7 @@ class Browse:
     shown: list[Letter] = field(default_factory=list)
     dispatched: set[Letter] = field(default_factory=set)
     """What was dispatched since it began."""
+    has_ended: bool = False
 
 
 @dataclass
@@ -686,6 +687,8 @@ class JmsOracle:
 
     def shown(self, browse: Browse, seen: Seen) -> None:
         """C17.1, C17.2, C17.4, C26.8."""
+        if browse.has_ended:
+            raise Disagreement(f"a browser of {browse.queue} is shown {seen} after its end")
         now = self._waiting(browse.queue)
         found = [
             each
@@ -712,7 +715,7 @@ class JmsOracle:
         missing = [each for each in browse.waiting if each not in browse.shown and each in still]
         if missing:
             raise Disagreement(f"a browser of {browse.queue} is told that this was all, and was not shown {missing}")
-        browse.waiting = []
+        browse.has_ended = True
 
     def check_rest(self) -> None:
         """Check while nothing is left to do.
@@ -722,6 +725,8 @@ class JmsOracle:
         for client in self.clients:
             if client.requests:
                 raise Disagreement(f"{client.id} never gets answers to {client.requests}")
+            if unended := [each for each in client.browses.values() if not each.has_ended]:
+                raise Disagreement(f"browses of {client.id} never end: {unended}")
             if client.errors:
                 raise Disagreement(f"{client.id} is never told of {client.errors} refused commands")
 
