@@ -73,6 +73,16 @@ def board() -> AdvisoryBoard:
     return AdvisoryBoard()
 
 
+def test_process_of_the_owner_is_told_when_it_subscribes_to_advisories_later(board: AdvisoryBoard) -> None:
+    owner = Client(connection=OWNER, board=board)
+    owner.send(DestinationInfo(3, False, ConnectionId(OWNER), REPLIES))
+    first, other = subscribed("ID:owner-1-2:1", board), subscribed("ID:b-1-1:1", board)
+    assert (told(first), told(other)) == (ADDED, [])
+    owner.send(DestinationInfo(4, False, ConnectionId(OWNER), REPLIES, 1))
+    assert told(first) == REMOVED
+    assert told(subscribed("ID:owner-1-3:1", board)) == []
+
+
 def test_client_is_told_once_and_before_the_message(board: AdvisoryBoard) -> None:
     client = subscribed("ID:b-1-1:1", board)
     client.consume()

@@ -20,6 +20,7 @@ from truenext.model.commands import (
     Credit,
     InvalidFrame,
     Nack,
+    Send,
     Subscribe,
 )
 from truenext.model.destination import parse_address
@@ -444,6 +445,42 @@ def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
     assert client.take_commands() == [Commit("1", acks=[])]
 
 
+def test_nothing_is_requested_for_a_consumer_that_has_ended_before_its_transaction() -> None:
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.send(
+        MessageAck(9, False, QUEUE, client.transaction(), client.consumer_id(), STANDARD, None, message_id(1), 1),
+        RemoveInfo(7, False, client.consumer_id(), 2),
+    )
+    client.take_commands()
+    client.control(COMMIT_ONE_PHASE)
+    assert client.take_commands() == [Commit("1", acks=[])]
+
+
+@pytest.mark.parametrize("acknowledges_later", [False, True])
+@pytest.mark.parametrize("is_refused_by_engine", [False, True])
+def test_end_of_a_consumer_is_not_refused_with_its_transaction(
+    acknowledges_later: bool, is_refused_by_engine: bool
+) -> None:
+    # C26.6
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.take_commands()
+    if is_refused_by_engine:
+        client.refuses = lambda command: isinstance(command, Send | Ack)
+        client.send(message_in_transaction(client, 1))
+    else:
+        client.ack(POISON, 1, 1, transaction=1)
+    if acknowledges_later:
+        client.ack(STANDARD, 1, 2, 2, transaction=1)
+    client.take_commands()
+    client.take_answers()
+    client.send(RemoveInfo(7, True, client.consumer_id(), 2))
+    assert client.take_commands() == [Close(["1:1"], 2)]
+    assert client.take_answers() == [Response(correlation_id=7)]
+
+
 def commit_is_refused(client: Client) -> bool:
     """Commit transaction 1, and return whether that is refused and the transaction aborted."""
     client.take_commands()
@@ -494,6 +531,28 @@ def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_ses
     if is_acknowledging:
         client.ack(STANDARD, 1, 1, transaction=1)
     assert commit_is_refused(client) == (session == 1 and not is_acknowledging)
+
+
+def test_repeated_transaction_whose_session_only_browses_is_committed() -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(500, is_browser=True)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    assert not commit_is_refused(client)
+
+
+def test_repeated_transaction_with_acknowledgements_of_a_consumer_that_has_ended_is_committed() -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(3)
+    client.consume(3, value=2)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    client.deliver(1)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.send(RemoveInfo(7, False, client.consumer_id(), 1))
+    assert not commit_is_refused(client)
 
 
 @pytest.mark.parametrize("is_reconnect", [False, True])
@@ -591,8 +650,17 @@ class Window(RuleBasedStateMachine):
         last = self.held[min(at, len(self.held) - 1)]
         covered = self.held[: self.held.index(last) + 1]
         self.client.ack(STANDARD, self.held[0], last, len(covered), transaction=self.transaction)
-        self.kept = covered if len(covered) > len(self.kept) else self.kept
+        self.kept = [*self.kept, *covered]
         self.reported |= set(covered)
+        self.note()
+
+    @precondition(lambda self: self.is_open and self.held)
+    @rule(at=st.integers(0, 5))
+    def keep_one(self, at: int) -> None:
+        one = self.held[min(at, len(self.held) - 1)]
+        self.client.ack(INDIVIDUAL, None, one, transaction=self.transaction)
+        self.kept = [*self.kept, one]
+        self.reported.add(one)
         self.note()
 
     @precondition(lambda self: self.is_open)

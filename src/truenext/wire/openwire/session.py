@@ -255,6 +255,8 @@ class OpenWireSession:
         for command in self._producers.send(produced, name):
             yield command
             if self._is_refused:
+                if name is not None:
+                    self._transactions.note_refusal(name)
                 return
 
     def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
@@ -278,7 +280,10 @@ class OpenWireSession:
 
     def _refuse(self, structure: Structure | ProducedMessage, error: RemoteProtocolError) -> Iterator[Command]:
         """Refuse a command that the engine does not get."""
-        yield InvalidFrame(str(error), error.code, self._transaction_of(structure))
+        name = self._transaction_of(structure)
+        if name is not None:
+            self._transactions.note_refusal(name)
+        yield InvalidFrame(str(error), error.code, name)
         self.last_receipt = None
         if isinstance(structure, TransactionInfo):
             yield from self._transactions.abort_refused(structure)
