@@ -21,7 +21,7 @@ from truenext.model.batch import Batch
 from truenext.model.policy import Policies
 from truenext.model.url import WireProtocol
 from truenext.server.connection import ServerConnection
-from truenext.server.session_factories import session_factory
+from truenext.server.session_factories import make_session_factories
 from truenext.store.memory import MemoryStore
 
 START_NS = 1_700_000_000 * 10**9
@@ -203,6 +203,7 @@ class BrokerWithoutThreads:
         self.engine = engine
         self.identity = recovered.identity
         self.broker = self._make_broker(engine)
+        self._session_factories = make_session_factories()
         self._run(self.broker.start(after_clean_stop=recovered.clean_stop))
         self._number = 0
 
@@ -245,7 +246,7 @@ class BrokerWithoutThreads:
             identity=self.identity,
             server_name="truenext/0",
             on_closed=lambda _: None,
-            make_session=session_factory(protocol, self.broker),
+            make_session=self._session_factories[protocol],
         )
         return sock
 
