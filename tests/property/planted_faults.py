@@ -1272,6 +1272,23 @@ def producers_of_jms_clients_are_forgotten_by_the_name_of_others(patch: Patch) -
     targets.PRODUCERS_OF.replace(patch, lambda state, session: state.producers)
 
 
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_never_withdrawn(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests) -> None:
+        pull_requests.next_end_us = None
+
+    targets.END_OVERDUE_PULL_REQUESTS.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_withdrawn_early(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, -(-wait_ms // 2))
+
+    add = targets.ADD_PULL_REQUEST.original
+    targets.ADD_PULL_REQUEST.replace(patch, faulty)
+
+
 # Durability -----------------------------------------------------------------------------------------------------------
 
 
