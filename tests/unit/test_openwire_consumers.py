@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from tests.unit.openwire_client import QUEUE, Client, Delivered, message_id, refusals
+from truenext.errors import RemoteProtocolError
 from truenext.model.commands import (
     Abort,
     Ack,
@@ -38,6 +39,7 @@ from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.structures import (
     ConsumerControl,
     ConsumerInfo,
+    KeepAliveInfo,
     MessageAck,
     MessageDispatch,
     MessageId,
@@ -563,6 +565,41 @@ def test_transaction_that_is_begun_on_this_connection_needs_no_acknowledgements(
     client.control(BEGIN)
     client.send(message_in_transaction(client, 1))
     assert not commit_is_refused(client)
+
+
+ADVISORIES = TopicName("ActiveMQ.Advisory.TempQueue,ActiveMQ.Advisory.TempTopic")
+ALIVE = KeepAliveInfo(9, False)
+
+
+def stalled(*, is_reconnect: bool = True, prefetch: int = 0) -> Client:
+    """Return a client that has made its consumers, perhaps not for the first time."""
+    client = Client(is_reconnect=is_reconnect)
+    client.send(ConsumerInfo(5, True, client.consumer_id(session=-1), False, ADVISORIES, prefetch))
+    client.consume(0)
+    return client
+
+
+def test_client_that_forgets_to_give_its_consumers_their_prefetch_back_must_connect_again() -> None:
+    # C26.19
+    client = stalled()
+    client.send(ALIVE)
+    with pytest.raises(RemoteProtocolError, match="connect again"):
+        client.send(ALIVE)
+
+
+@pytest.mark.parametrize(("is_reconnect", "prefetch"), [(False, 0), (True, 1000)])
+def test_consumer_of_prefetch_0_may_be_silent(is_reconnect: bool, prefetch: int) -> None:
+    # C26.19
+    client = stalled(is_reconnect=is_reconnect, prefetch=prefetch)
+    client.send(*3 * [ALIVE])
+
+
+def test_client_that_has_given_its_consumers_their_prefetch_back_may_be_silent() -> None:
+    # C26.19
+    client = stalled()
+    client.send(ALIVE)
+    client.send(ConsumerControl(6, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    client.send(*3 * [ALIVE])
 
 
 def message_in_transaction(client: Client, session: int) -> TextMessage:

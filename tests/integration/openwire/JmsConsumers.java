@@ -8,10 +8,12 @@ import java.util.TreeMap;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import javax.jms.*;
 import org.apache.activemq.ActiveMQConnection;
 import org.apache.activemq.ActiveMQMessageConsumer;
 import org.apache.activemq.command.ConsumerControl;
+import org.apache.activemq.transport.DefaultTransportListener;
 import org.apache.activemq.transport.failover.FailoverTransport;
 
 /**
@@ -199,6 +201,38 @@ public final class JmsConsumers extends JmsCases {
                 say(left + " " + counted(message) + " " + message.getStringProperty("dlqDeliveryFailureCause"));
             }
         }
+        connection.close();
+    };
+
+    /** A client whose threads disagree on whether it recovers, as they can when they notice two lost connections: its
+     * consumers are ready, and it waits for that. */
+    static final Case STALLED = () -> {
+        ActiveMQConnection connection = connect("failover:(" + url + (url.contains("?") ? "&" : "?") + "wireFormat.maxInactivityDuration=3000"
+            + "&wireFormat.maxInactivityDurationInitalDelay=1000)?initialReconnectDelay=20");
+        FailoverTransport transport = connection.getTransport().narrow(FailoverTransport.class);
+        Session session = session(connection);
+        MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
+        java.lang.reflect.Field unready =
+            ActiveMQConnection.class.getDeclaredField("transportInterruptionProcessingComplete");
+        unready.setAccessible(true);
+        AtomicInteger losses = new AtomicInteger();
+        connection.addTransportListener(new DefaultTransportListener() {
+            public void transportInterupted() {
+                if (losses.incrementAndGet() == 1) {
+                    try {
+                        // No thread that counts down from here reaches 0, and one that has reached it may go on.
+                        ((AtomicInteger) unready.get(connection)).set(-100);
+                        Thread.sleep(100);
+                    } catch (IllegalAccessException | InterruptedException error) {
+                        say(error);
+                    }
+                    transport.getStateTracker().transportInterrupted(connection.getConnectionInfo().getConnectionId());
+                }
+            }
+        });
+        transport.handleTransportFailure(new IOException("on purpose"));
+        send(2);
+        say(received(consumer, 2) + " " + (losses.get() > 1));
         connection.close();
     };
 

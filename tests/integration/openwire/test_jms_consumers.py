@@ -18,6 +18,7 @@ CASES = (
     "consumer_priority",
     "consumer_control",
     "optimized_failover",
+    "stalled",
     "connection_consumer",
     "non_blocking",
     "error",
@@ -72,6 +73,11 @@ def test_consumer_control_changes_the_prefetch(said: dict[str, list[str]]) -> No
 def test_lost_connection_neither_doubles_nor_dead_letters_with_optimize_acknowledge(said: dict[str, list[str]]) -> None:
     # Acknowledgements that waited at the client would be lost, and it would reject what comes again.
     assert said["optimized_failover"] == ["30 30"]
+
+
+def test_client_that_forgets_its_consumers_after_a_lost_connection_connects_again(said: dict[str, list[str]]) -> None:
+    # C26.19; with ActiveMQ's broker they get nothing any more.
+    assert said["stalled"] == ["m0/1 m1/1 true"]
 
 
 def test_connection_consumer_gives_messages_to_the_sessions_of_a_pool(said: dict[str, list[str]]) -> None:

@@ -89,6 +89,8 @@ OPENWIRE_RULES = ProtocolRules(
 )
 _BEATS = 3
 """Number of heart-beats in the time after which a side is taken for lost."""
+_STALLED_BEATS = 2
+"""Number of keep-alives after which a client that has connected again has forgotten its consumers' prefetch."""
 
 
 class OpenWireSession:
@@ -125,6 +127,10 @@ class OpenWireSession:
         self._connection_id = ""
         self._is_refused = False
         """True if the last command was refused."""
+        self._has_stalled_consumers = False
+        """True as long as the client has repeated its consumers with prefetch 0, and not given it back."""
+        self._stalled_beats = 0
+        """Number of keep-alives meanwhile."""
         self._has_ended = False
         """True once the client has ended the connection by a command. Then only a ShutdownInfo may come."""
 
@@ -174,7 +180,7 @@ class OpenWireSession:
                     else:
                         yield from self._execute(structure)
                 except RemoteProtocolError as error:
-                    if not self._connection_id:
+                    if not self._connection_id or self._stalled_beats >= _STALLED_BEATS:
                         raise
                     yield from self._refuse(structure, error)
                 if self.is_closed:
@@ -365,6 +371,11 @@ class OpenWireSession:
         if info.response_required:
             self.last_receipt = None
             self.outgoing += KEEP_ALIVE
+        if self._has_stalled_consumers:
+            self._stalled_beats += 1
+            if self._stalled_beats >= _STALLED_BEATS:
+                # Threads of the client can disagree on whether it recovers, if it has lost two connections in a row.
+                raise RemoteProtocolError("the client has not given its consumers their prefetch back: connect again")
 
     def _add_session(self, info: SessionInfo) -> Iterator[Command]:
         yield from ()
@@ -379,12 +390,14 @@ class OpenWireSession:
         if are_advisories(info.destination):
             assert info.consumer_id is not None, "its owner is known"
             self._advisories.add(info.consumer_id)
+            # Its prefetch is never 0 otherwise; that of other consumers may be.
+            self._has_stalled_consumers = self._transactions.is_recovering and not info.prefetch_size
         else:
             yield from self._consumers.add(info)
 
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
         # A client that has repeated all its commands gives its consumers their prefetch back.
-        self._transactions.is_recovering = False
+        self._transactions.is_recovering = self._has_stalled_consumers = False
         self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
 
