@@ -42,7 +42,7 @@ class JavaClient:
         home = brokers.activemq_home()
         java = shutil.which("java")
         assert home is not None and java is not None, "the caller has looked for a missing client"
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [java, "-Xmx1g", "-XX:+PerfDisableSharedMem", "-cp", f"{home}/lib/*", str(_PROGRAM)],
             stdin=subprocess.PIPE,

@@ -86,8 +86,13 @@ _RUN_START = Struct(">iB")
 """Size and type. Behind it are the command id, and bytes that are the same in the whole run."""
 _SAME_AT = 9
 """Bytes from the size of a frame to those that are the same in its run."""
-_RUN_FIELDS = Struct(">q8x7s?qbBqBBi")
-"""As _PLAIN_FIELDS, and content that is there, with its length."""
+_RUN_FIELDS = Struct(">q8x8sqbB8xHi")
+"""As _PLAIN_FIELDS, with the byte of persistence behind the nulls, and without the time; presence of type and content,
+length of the content."""
+_CONTENT_ALONE = 1
+"""Presence of the content, and no type."""
+_RUN_HEAD = Struct(">BBq20sI")
+"""As BODY_HEAD, with the ends of all slices but the last as bytes."""
 SCHEDULE = b"AMQ_SCHEDULED_"
 """Beginning of properties that no message in a run has."""
 _STANDARD = 2
@@ -162,6 +167,8 @@ class _ProducerBytes(NamedTuple):
     """Fields of all messages in a run, from the demand for an answer on."""
     run_slices: bytes
     """Slices of the body of a message in a run, up to the fields before the content."""
+    run_ends: bytes
+    """Positions in that body, up to the beginning of the content, as in BODY_HEAD."""
 
 
 class _AckBytes(NamedTuple):
@@ -316,11 +323,10 @@ class OpenWireDecoder:
         size = len(data)
         same, slices = producer.same, producer.run_slices
         same_bytes = len(same)
-        first, second, third = producer.ends
-        fourth = BODY_HEAD.size + len(slices)
-        content_at = fourth + 10
+        ends, content_at = producer.run_ends, BODY_HEAD.size + len(slices) + _FIELDS_BEFORE_CONTENT
         kind = data[start + _SIZE.size]
-        was_persistent = None
+        is_persistent: bytes | None = None
+        persistent = False
         messages: list[SentMessage] = []
         while start + _SAME_AT < size:
             frame_bytes, other = _RUN_START.unpack_from(data, start)
@@ -333,20 +339,18 @@ class OpenWireDecoder:
                 or not data.startswith(same, start + _SAME_AT)
             ):
                 break
-            sequence, nulls, persistent, expiration, priority, has_reply_to, _, has_type, has_content, length = (
-                _RUN_FIELDS.unpack_from(data, fields_at)
+            sequence, flags, expiration, priority, has_reply_to, presence, length = _RUN_FIELDS.unpack_from(
+                data, fields_at
             )
             properties_at = fields_at + _RUN_FIELDS.size + length
             if (
-                nulls != _NO_GROUP
+                (flags != is_persistent if messages else flags[:-1] != _NO_GROUP)
                 or expiration > 0
                 or has_reply_to
-                or has_type
-                or has_content != 1
+                or presence != _CONTENT_ALONE
                 or not 0 <= priority <= PRIORITY_MAX
                 or not 0 <= length < frame_bytes
                 or properties_at >= end
-                or (was_persistent is not None and persistent != was_persistent)
             ):
                 break
             tail_at = end - len(_SMALL_TAIL)
@@ -359,20 +363,12 @@ class OpenWireDecoder:
                 break
             if data[properties_at] != (properties_bytes != 1) or not data.endswith(_SMALL_TAIL, tail_at, end):
                 break
-            was_persistent = persistent
+            if is_persistent is None:
+                is_persistent = flags
+                persistent = flags[-1] != 0
             body = b"".join(
                 (
-                    BODY_HEAD.pack(
-                        kind,
-                        0,
-                        sequence,
-                        first,
-                        second,
-                        third,
-                        fourth,
-                        content_at,
-                        content_at + 5 + length,
-                    ),
+                    _RUN_HEAD.pack(kind, 0, sequence, ends, content_at + 5 + length),
                     slices,
                     data[fields_at + _BEFORE_CONTENT : tail_at],
                 )
@@ -508,6 +504,7 @@ class OpenWireDecoder:
         slices = (fields, data[producer_end:at], b"\0")
         first = BODY_HEAD.size + len(fields)
         second = first + at - producer_end
+        group_end = second + len(_NO_GROUP)
         producer = _ProducerBytes(
             start=data[producer_at:at],
             id_start=b"\0\1%c\0\1%c%b" % (MessageId.TYPE, ProducerId.TYPE, fields),
@@ -518,6 +515,7 @@ class OpenWireDecoder:
             same=b"\0\1%c%b\0\0\1%c\0\1%c%b"
             % (ProducerId.TYPE, data[producer_at:at], MessageId.TYPE, ProducerId.TYPE, fields),
             run_slices=b"".join((*slices, _NO_GROUP[1:])),
+            run_ends=_RUN_ENDS.pack(first, second, second + 1, group_end, group_end + _FIELDS_BEFORE_CONTENT),
         )
         if len(producer.start) <= _KNOWN_BYTES_MAX:
             if len(self._producers) >= _KNOWN_MAX:
@@ -620,8 +618,11 @@ class OpenWireDecoder:
 
 _MESSAGES = range(JmsMessage.TYPE, BlobMessage.TYPE)
 _ACK = MessageAck.TYPE
+_RUN_ENDS = Struct(">IIIII")
 _BEFORE_CONTENT = 33
-"""Bytes from the fields that a run's messages have in _RUN_FIELDS to those of a body after the group."""
+"""Bytes from the fields in _RUN_FIELDS to those of a body after the group."""
+_FIELDS_BEFORE_CONTENT = 10
+"""Bytes of these, up to the content: no reply-to, a time, no type."""
 _MESSAGE_ID_START = b"\1%c\0" % MessageId.TYPE
 _TWO_LONGS = Struct(">qq")
 _TRANSACTION = Struct(">BBq")
