@@ -232,12 +232,39 @@ def test_frame_of_the_largest_size_is_sent() -> None:
 def test_messages_are_requested_once_for_each_read() -> None:
     client = consuming(4, 1, 2, 3, 4)
     client.send(*[standard(client, sequence) for sequence in (1, 2, 3)])
-    assert client.take_commands() == [Ack("1:1", 1), Ack("1:1", 2), Ack("1:1", 3), Credit("1:1", 3)]
+    run = AckRun("1:1", [Ack("1:1", 2), Ack("1:1", 3)], 2)
+    assert client.take_commands() == [Ack("1:1", 1), run, Credit("1:1", 3)]
 
 
 def standard(client: Client, sequence: int) -> MessageAck:
     each = message_id(sequence)
     return MessageAck(9, False, QUEUE, None, client.consumer_id(), STANDARD, each, each, 1)
+
+
+def test_acknowledgements_of_one_read_are_refused_alone() -> None:
+    client = consuming(6, 1, 2, 3, 4, 5)
+    client.send(*[standard(client, sequence) for sequence in (1, 2, 9, 2, 4)])
+    first, second, wrong, repeated, last, credit = client.take_commands()
+    assert (first, second, last) == (Ack("1:1", 1), Ack("1:1", 2), Ack("1:1", 4))
+    assert isinstance(wrong, InvalidFrame) and isinstance(repeated, InvalidFrame)
+    assert credit == Credit("1:1", 3)
+
+
+def test_acknowledgements_that_the_engine_does_not_execute_as_a_run_follow_one_by_one() -> None:
+    client = consuming(5, 1, 2, 3, 4)
+    client.executes_runs = False
+    client.refuses = lambda command: command == Ack("1:1", 3)
+    client.send(*[standard(client, sequence) for sequence in (1, 2, 3, 4)])
+    _, run, second, last, credit = client.take_commands()
+    assert isinstance(run, AckRun) and (second, last) == (Ack("1:1", 2), Ack("1:1", 4))
+    assert credit == Credit("1:1", 3)
+
+
+def test_acknowledgements_of_a_consumer_that_has_ended_are_refused_one_by_one() -> None:
+    client = consuming(5, 1, 2, 3)
+    acks = [standard(client, sequence) for sequence in (1, 2, 3)]
+    client.send(acks[0], RemoveInfo(5, False, client.consumer_id(), 0), *acks[1:])
+    assert [type(command) for command in client.take_commands()] == [Ack, Close, InvalidFrame, InvalidFrame, Credit][:4]
 
 
 def test_delivered_messages_widen_the_window_until_they_are_acknowledged() -> None:

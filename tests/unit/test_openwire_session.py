@@ -581,9 +581,10 @@ def test_equal_destinations_of_messages_are_one_object() -> None:
 
 def test_plain_messages_of_one_read_are_sent_as_a_run() -> None:
     client = Client()
-    client.send(text_message(), text_message(sequence=2), text_message(destination=QueueName("b")))
-    run, send = client.take_commands()
-    assert isinstance(run, SendRun) and len(run) == 2 and isinstance(send, Send)
+    messages = [text_message(sequence=number) for number in range(3)]
+    client.send(*messages, text_message(destination=QueueName("b")))
+    first, run, send = client.take_commands()
+    assert isinstance(first, Send) and isinstance(run, SendRun) and len(run) == 2 and isinstance(send, Send)
     assert (run.destination.name, send.destination.name) == ("q", "b")
 
 
@@ -591,6 +592,8 @@ def test_run_that_the_engine_does_not_accept_is_sent_one_by_one() -> None:
     client = Client()
     client.executes_runs = False
     client.refuses = lambda command: isinstance(command, Send) and command.message.priority == 2
+    client.send(text_message())
+    client.take_commands()
     client.send(*[text_message(sequence=number, priority=number) for number in range(4)])
     run, *sends = client.take_commands()
     assert isinstance(run, SendRun) and [send.message.priority for send in sends if isinstance(send, Send)] == [0, 1, 3]

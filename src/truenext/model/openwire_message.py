@@ -74,6 +74,8 @@ COMPRESSED, DROPPABLE = 1, 2
 """Flags of a body."""
 
 BODY_HEAD = struct.Struct(">BBqIIIIII")
+_GROUP_END, _GROUP_END_AT = struct.Struct(">I"), 22
+"""End of the group, where the fields before the content begin, and its position in a body."""
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 
@@ -279,13 +281,20 @@ def closes_group(message: SentMessage) -> bool:
 
 def reply_to_address(message: SentMessage) -> str:
     """Return the address of the reply-to of a message in OpenWire form; "" if it has none."""
-    reply_to = jms_headers(message).reply_to if has_reply_to(message) else None
+    reply_to = reply_to_name(message)
     return "" if reply_to is None else reply_to.address
+
+
+def reply_to_name(message: SentMessage) -> PhysicalName | None:
+    """Return the reply-to of a message in OpenWire form; None if it has none."""
+    if not has_reply_to(message):
+        return None
+    return _read_destination(FieldReader(message.body, _GROUP_END.unpack_from(message.body, _GROUP_END_AT)[0]))
 
 
 def has_reply_to(message: SentMessage) -> bool:
     """Return whether a message in OpenWire form has a reply-to."""
-    group_end: int = BODY_HEAD.unpack_from(message.body)[6]
+    group_end: int = _GROUP_END.unpack_from(message.body, _GROUP_END_AT)[0]
     return message.body[group_end] != 0
 
 

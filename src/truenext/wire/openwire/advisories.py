@@ -17,9 +17,8 @@ from truenext.model.openwire_message import (
     TEMPORARY_QUEUE,
     TEMPORARY_TOPIC,
     PhysicalName,
-    has_reply_to,
-    jms_headers,
     physical_name,
+    reply_to_name,
 )
 from truenext.wire.openwire.deliveries import encode_advisory
 from truenext.wire.openwire.destinations import ADVISORY_PREFIX
@@ -255,8 +254,7 @@ def _temporary_reply_to(message: SentMessage) -> PhysicalName | None:
     """Return the reply-to of a message of either form if it is a temporary destination; else None."""
     reply_to = None
     if message.form == OPENWIRE_FORM:
-        if has_reply_to(message):
-            reply_to = jms_headers(message).reply_to
+        reply_to = reply_to_name(message)
     elif _REMOTE_PREFIX in message.header:
         reply_to = physical_name(decode_header_lines(message.header).get("reply-to", ""))
     if reply_to is None or reply_to.type not in (TEMPORARY_QUEUE, TEMPORARY_TOPIC):

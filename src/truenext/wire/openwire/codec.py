@@ -9,6 +9,9 @@ whose size exceeds the limit.
 Messages, acknowledgements and transactions are decoded by functions that read the usual fields in a row; if anything
 is unusual or wrong, these functions return None, and the frame is decoded by its table (fields.py). Results are the
 same. Ids and destinations that a connection repeats are the same objects.
+
+Most frames differ from the one before in a few fields only. Such frames become one command, a run: the messages of one
+producer to one destination, or the acknowledgements of one consumer.
 """
 
 from collections.abc import Callable
@@ -78,6 +81,25 @@ _SMALL_TAIL = bytes(37)
 """Fields after the properties, as clients send them: none is set."""
 _COMPRESSED_TAIL = b"\0\0\1" + bytes(34)
 
+# Parts of frames in runs.
+_RUN_START = Struct(">iB")
+"""Size and type. Behind it are the command id, and bytes that are the same in the whole run."""
+_SAME_AT = 9
+"""Bytes from the size of a frame to those that are the same in its run."""
+_RUN_FIELDS = Struct(">q8x8sqbB8xHi")
+"""As _PLAIN_FIELDS, with the byte of persistence behind the nulls, and without the time; presence of type and content,
+length of the content."""
+_CONTENT_ALONE = 1
+"""Presence of the content, and no type."""
+_RUN_HEAD = Struct(">BBq20sI")
+"""As BODY_HEAD, with the ends of all slices but the last as bytes."""
+SCHEDULE = b"AMQ_SCHEDULED_"
+"""Beginning of properties that no message in a run has."""
+_STANDARD = 2
+"""Type of the acknowledgements in a run."""
+_ACK_END = b"\0\0\0\1\0"
+"""One message, and no cause."""
+
 _Known = TypeVar("_Known", bound=Structure)
 
 
@@ -96,6 +118,38 @@ class ProducedMessage(msgspec.Struct, gc=False):
     has_reply_to: bool
 
 
+class ProducedRun(msgspec.Struct, gc=False):
+    """Messages of a producer that need nothing but their place in a queue: they are in no transaction, ask for no
+    answer, and have no reply-to, group, expiry and schedule."""
+
+    producer_id: ProducerId
+    destination: PhysicalDestination
+    messages: list[SentMessage]
+    """One message or more, all persistent or all transient, as in a ProducedMessage."""
+
+    def single(self, number: int) -> ProducedMessage:
+        """Return one of the messages as a command, without its id, which only an answer needs."""
+        message = self.messages[number]
+        sequence = BODY_HEAD.unpack_from(message.body)[2]
+        return ProducedMessage(0, False, self.producer_id, sequence, self.destination, None, message, False)
+
+
+class AckedRun(msgspec.Struct, gc=False):
+    """Acknowledgements of one message each, outside transactions, that ask for no answer."""
+
+    consumer_id: ConsumerId
+    sequences: list[int]
+    """Sequences of one message or more."""
+
+    def single(self, number: int) -> MessageAck:
+        """Return one of the acknowledgements as a command, without what no session needs."""
+        acked = MessageId(broker_sequence_id=self.sequences[number])
+        return MessageAck(0, False, None, None, self.consumer_id, _STANDARD, acked, acked, 1)
+
+
+Decoded = Structure | ProducedMessage | ProducedRun | AckedRun
+
+
 class _ProducerBytes(NamedTuple):
     """Bytes that are the same in all messages of one producer to one destination, and what they mean."""
 
@@ -109,16 +163,34 @@ class _ProducerBytes(NamedTuple):
     """Slices of the body up to the group."""
     ends: tuple[int, int, int]
     """Positions in the body at which these slices end."""
+    same: bytes
+    """Fields of all messages in a run, from the demand for an answer on."""
+    run_slices: bytes
+    """Slices of the body of a message in a run, up to the fields before the content."""
+    run_ends: bytes
+    """Positions in that body, up to the beginning of the content, as in BODY_HEAD."""
+
+
+class _AckBytes(NamedTuple):
+    """Bytes that are the same in all acknowledgements of a run. Between them is the id's last part, twice."""
+
+    frame_bytes: int
+    start: bytes
+    """From the demand for an answer on."""
+    middle: bytes
+    consumer_id: ConsumerId
 
 
 class OpenWireDecoder:
     """Decoder of the bytes that the client of one connection sends."""
 
     __slots__ = (
+        "_ack",
         "_fault",
         "_known",
         "_login_bytes",
         "_missing_bytes",
+        "_producer",
         "_producers",
         "_was_opened",
         "has_more",
@@ -145,8 +217,12 @@ class OpenWireDecoder:
         self._fault: RemoteProtocolError | None = None
         self._known: dict[bytes, Structure] = {}
         self._producers: dict[bytes, _ProducerBytes] = {}
+        self._producer: _ProducerBytes | None = None
+        """Producer of the last message."""
+        self._ack: _AckBytes | None = None
+        """Bytes of the last acknowledgement that could be in a run."""
 
-    def receive(self, data: bytes) -> list[Structure | ProducedMessage]:
+    def receive(self, data: bytes) -> list[Decoded]:
         """Return the commands that `data` completes.
 
         Raises: RemoteProtocolError if the bytes are not OpenWire, or exceed a limit. Commands before the fault are
@@ -154,7 +230,7 @@ class OpenWireDecoder:
         """
         if self._fault is not None:
             raise self._fault
-        commands: list[Structure | ProducedMessage] = []
+        commands: list[Decoded] = []
         try:
             self._decode(data, commands)
         except RemoteProtocolError as error:
@@ -164,7 +240,7 @@ class OpenWireDecoder:
         self.has_more = bool(commands) and (not self.is_connected or self._fault is not None)
         return commands
 
-    def _decode(self, data: bytes, commands: list[Structure | ProducedMessage]) -> None:
+    def _decode(self, data: bytes, commands: list[Decoded]) -> None:
         if self.pending:
             self.pending += data
             self._missing_bytes -= len(data)
@@ -191,8 +267,19 @@ class OpenWireDecoder:
                 self._missing_bytes = end - size
                 break
             self._was_opened = True
+            kind = data[at]
+            run_end = start
+            if kind == _ACK:
+                if self._ack is not None:
+                    run_end = self._read_acks(self._ack, data, start, commands)
+            elif self._producer is not None and kind in _MESSAGES:
+                run_end = self._read_messages(self._producer, data, start, commands)
+            if run_end > start:
+                # All clients that have sent such frames before are connected.
+                start = run_end
+                continue
             start = end
-            decode = _FAST.get(data[at])
+            decode = _FAST.get(kind)
             command = None
             if decode is not None:
                 try:
@@ -200,7 +287,7 @@ class OpenWireDecoder:
                 except (StructError, IndexError, RemoteProtocolError):
                     # decode_structure decides whether the frame is wrong.
                     command = None
-            elif frame_bytes == 1 and data[at] == _NULL_COMMAND:
+            elif frame_bytes == 1 and kind == _NULL_COMMAND:
                 continue
             if command is None:
                 command = _decode_frame(data[at:end])
@@ -230,6 +317,92 @@ class OpenWireDecoder:
         if not self.is_connected and self._login_bytes + frame_bytes > LOGIN_BYTES_MAX:
             raise malformed(f"more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete")
 
+    # ---- Runs. Each function returns the position after the frames that it has read. ----
+
+    def _read_messages(self, producer: _ProducerBytes, data: bytes, start: int, commands: list[Decoded]) -> int:
+        size = len(data)
+        same, slices = producer.same, producer.run_slices
+        same_bytes = len(same)
+        ends, content_at = producer.run_ends, BODY_HEAD.size + len(slices) + _FIELDS_BEFORE_CONTENT
+        kind = data[start + _SIZE.size]
+        is_persistent: bytes | None = None
+        persistent = False
+        messages: list[SentMessage] = []
+        while start + _SAME_AT < size:
+            frame_bytes, other = _RUN_START.unpack_from(data, start)
+            end = start + _SIZE.size + frame_bytes
+            fields_at = start + _SAME_AT + same_bytes
+            if (
+                other != kind
+                or not fields_at + _RUN_FIELDS.size <= end <= size
+                or frame_bytes > OPENWIRE_MESSAGE_BYTES_MAX
+                or not data.startswith(same, start + _SAME_AT)
+            ):
+                break
+            sequence, flags, expiration, priority, has_reply_to, presence, length = _RUN_FIELDS.unpack_from(
+                data, fields_at
+            )
+            properties_at = fields_at + _RUN_FIELDS.size + length
+            if (
+                (flags != is_persistent if messages else flags[:-1] != _NO_GROUP)
+                or expiration > 0
+                or has_reply_to
+                or presence != _CONTENT_ALONE
+                or not 0 <= priority <= PRIORITY_MAX
+                or not 0 <= length < frame_bytes
+                or properties_at >= end
+            ):
+                break
+            tail_at = end - len(_SMALL_TAIL)
+            properties_bytes = tail_at - properties_at
+            if properties_bytes != 1 and (
+                properties_bytes < 5
+                or _INT.unpack_from(data, properties_at + 1)[0] != properties_bytes - 5
+                or data.find(SCHEDULE, properties_at, tail_at) >= 0
+            ):
+                break
+            if data[properties_at] != (properties_bytes != 1) or not data.endswith(_SMALL_TAIL, tail_at, end):
+                break
+            if is_persistent is None:
+                is_persistent = flags
+                persistent = flags[-1] != 0
+            body = b"".join(
+                (
+                    _RUN_HEAD.pack(kind, 0, sequence, ends, content_at + 5 + length),
+                    slices,
+                    data[fields_at + _BEFORE_CONTENT : tail_at],
+                )
+            )
+            messages.append(SentMessage(priority, persistent, 0, b"", body, 0, "", "", OPENWIRE_FORM))
+            start = end
+        if messages:
+            commands.append(ProducedRun(producer.producer_id, producer.destination, messages))
+        return start
+
+    def _read_acks(self, ack: _AckBytes, data: bytes, start: int, commands: list[Decoded]) -> int:
+        size = len(data)
+        frame_bytes, first, middle, consumer_id = ack
+        id_at = _SAME_AT + len(first)
+        middle_at = id_at + _TWO_LONGS.size
+        again_at = middle_at + len(middle)
+        step = _SIZE.size + frame_bytes
+        sequences: list[int] = []
+        while start + step <= size:
+            numbers = data[start + id_at : start + middle_at]
+            if (
+                _RUN_START.unpack_from(data, start) != (frame_bytes, _ACK)
+                or not data.startswith(first, start + _SAME_AT)
+                or not data.startswith(middle, start + middle_at)
+                or not data.startswith(numbers, start + again_at)
+                or not data.endswith(_ACK_END, start, start + step)
+            ):
+                break
+            sequences.append(_TWO_LONGS.unpack(numbers)[1])
+            start += step
+        if sequences:
+            commands.append(AckedRun(consumer_id, sequences))
+        return start
+
     # ---- Usual frames. Each function returns None if the frame is unusual or wrong. ----
 
     def _message(self, data: bytes, at: int, end: int) -> ProducedMessage | None:
@@ -237,9 +410,9 @@ class OpenWireDecoder:
         producer_at = at + 8
         producer_end = producer_at + 19 + length
         producer = self._producers.get(data[producer_at:producer_end])
+        if mark != 1 or kind != ProducerId.TYPE or has_text != 1:
+            return None
         if producer is None or not data.startswith(producer.start, producer_at):
-            if mark != 1 or kind != ProducerId.TYPE or has_text != 1:
-                return None
             producer = self._add_producer(data, producer_at, producer_end)
         at = producer_at + len(producer.start)
         transaction_id: TransactionId | None = None
@@ -257,6 +430,7 @@ class OpenWireDecoder:
         has_group = False
         if nulls == _NO_GROUP and not has_reply_to and not has_type:
             # A shortcut: no group, correlation id, reply-to and type.
+            self._producer = producer
             group_end = group_at + 6
             before_at = group_end + 10
             at = before_at + 10
@@ -330,6 +504,7 @@ class OpenWireDecoder:
         slices = (fields, data[producer_end:at], b"\0")
         first = BODY_HEAD.size + len(fields)
         second = first + at - producer_end
+        group_end = second + len(_NO_GROUP)
         producer = _ProducerBytes(
             start=data[producer_at:at],
             id_start=b"\0\1%c\0\1%c%b" % (MessageId.TYPE, ProducerId.TYPE, fields),
@@ -337,6 +512,10 @@ class OpenWireDecoder:
             destination=destination,
             slices=b"".join(slices),
             ends=(first, second, second + 1),
+            same=b"\0\1%c%b\0\0\1%c\0\1%c%b"
+            % (ProducerId.TYPE, data[producer_at:at], MessageId.TYPE, ProducerId.TYPE, fields),
+            run_slices=b"".join((*slices, _NO_GROUP[1:])),
+            run_ends=_RUN_ENDS.pack(first, second, second + 1, group_end, group_end + _FIELDS_BEFORE_CONTENT),
         )
         if len(producer.start) <= _KNOWN_BYTES_MAX:
             if len(self._producers) >= _KNOWN_MAX:
@@ -345,6 +524,7 @@ class OpenWireDecoder:
         return producer
 
     def _acknowledgement(self, data: bytes, at: int, end: int) -> MessageAck | None:
+        start = at
         command_id, required = _COMMAND.unpack_from(data, at)
         destination, at = self._destination(data, at + 6)
         transaction_id: TransactionId | None = None
@@ -364,6 +544,10 @@ class OpenWireDecoder:
         count = _INT.unpack_from(data, at)[0]
         if at + 5 != end or data[at + 4] or ack_type > 127:
             return None
+        if ack_type == _STANDARD and count == 1 and first is last is not None and not (required or transaction_id):
+            last_at = (first_at + at) // 2
+            same = data[start + _SAME_AT - _SIZE.size : last_at - _TWO_LONGS.size]
+            self._ack = _AckBytes(end - start, same, data[last_at : at - _TWO_LONGS.size], consumer_id)
         return MessageAck(command_id, required, destination, transaction_id, consumer_id, ack_type, first, last, count)
 
     def _transaction_info(self, data: bytes, at: int, end: int) -> TransactionInfo | None:
@@ -432,12 +616,19 @@ class OpenWireDecoder:
         return LocalTransactionId(value, self._nested(ConnectionId, data, connection_at, end)), end
 
 
+_MESSAGES = range(JmsMessage.TYPE, BlobMessage.TYPE)
+_ACK = MessageAck.TYPE
+_RUN_ENDS = Struct(">IIIII")
+_BEFORE_CONTENT = 33
+"""Bytes from the fields in _RUN_FIELDS to those of a body after the group."""
+_FIELDS_BEFORE_CONTENT = 10
+"""Bytes of these, up to the content: no reply-to, a time, no type."""
 _MESSAGE_ID_START = b"\1%c\0" % MessageId.TYPE
 _TWO_LONGS = Struct(">qq")
 _TRANSACTION = Struct(">BBq")
 
 _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | ProducedMessage | None]] = {
-    **dict.fromkeys(range(JmsMessage.TYPE, BlobMessage.TYPE), OpenWireDecoder._message),
+    **dict.fromkeys(_MESSAGES, OpenWireDecoder._message),
     MessageAck.TYPE: OpenWireDecoder._acknowledgement,
     TransactionInfo.TYPE: OpenWireDecoder._transaction_info,
 }

@@ -87,10 +87,10 @@ class Consumer:
         self.has_received = False
         """True once a message was dispatched to the consumer."""
 
-    def on_dispatched(self, sequence: int) -> None:
-        self.held[sequence] = False
-        self.requested -= 1
-        self.has_received = True
+    def on_dispatched(self, count: int) -> None:
+        """Note that messages are dispatched, which the caller adds to `held`."""
+        self.requested -= count
+        self.has_received |= count > 0
 
     def remove(self, sequence: int) -> None:
         """Forget a message that is settled."""
@@ -335,13 +335,18 @@ class Consumers:
         elif kind != REDELIVERED:
             raise not_supported(f"acknowledgements of type {kind}", "they are for networks of brokers")
 
-    def _acknowledge(self, consumer: Consumer, covered: list[int]) -> Iterator[Command]:
+    def acknowledge_run(self, sequences: list[int], consumer: Consumer) -> AckRun:
+        """Return the command that acknowledges messages which a consumer holds, one by one."""
+        self._changed[consumer] = None
         subscription = consumer.subscription
+        return AckRun(subscription, [Ack(subscription, sequence) for sequence in sequences])
+
+    def _acknowledge(self, consumer: Consumer, covered: list[int]) -> Iterator[Command]:
         if len(covered) == 1:
-            yield Ack(subscription, covered[0])
+            yield Ack(consumer.subscription, covered[0])
             consumer.remove(covered[0])
             return
-        run = AckRun(subscription, [Ack(subscription, sequence) for sequence in covered])
+        run = self.acknowledge_run(covered, consumer)
         yield run
         for sequence in covered[: run.executed]:
             consumer.remove(sequence)

@@ -43,6 +43,9 @@ _BROKER_OWNED = Struct(">?qB")
 _TAIL = Struct(">xx?ixqxx?xqq?i")
 """No data structure and target; compressed, redeliveries, no broker path; arrival, no user, no bridge, droppable, no
 cluster; times of arrival and dispatch, first of its group; redeliveries of the dispatch."""
+_BROKER_BYTES = _ID_NUMBERS.size + _BROKER_OWNED.size + _TAIL.size
+_ENDS_AT, _TEXT_END_AT = 10, 22
+"""Positions in a body of the ends of its first three slices, and behind them."""
 _ID_START = b"\1%c" % MessageId.TYPE
 _PRODUCER_START = b"\1%c" % ProducerId.TYPE
 _LARGE_BYTES = 16 * 1024
@@ -56,7 +59,7 @@ _ADVISORY_TYPE = "Advisory"
 class DispatchEncoder:
     """Encoder of messages to one consumer from one destination, with the bytes that all its frames have."""
 
-    __slots__ = ("_destination", "_head", "_identity")
+    __slots__ = ("_arrived_ms", "_destination", "_head", "_identity", "_producer_head", "_producer_key", "_tail")
 
     def __init__(self, consumer_id: ConsumerId, destination: PhysicalDestination, identity: str) -> None:
         """`destination` is that in which the messages stand, and no pattern. `identity` is that of the broker."""
@@ -65,6 +68,13 @@ class DispatchEncoder:
         # Without the message, which is null, and the redeliveries.
         self._head = head[: -1 - _SIZE.size] + b"\1"
         self._identity = identity
+        self._producer_key: tuple[int, bytes] = (0, b"")
+        """Type of the last message, and its slices up to the text of its id, with their ends."""
+        self._producer_head = b""
+        """Fields of its frame that follow from these."""
+        self._arrived_ms = -1
+        """Time of arrival for which `_tail` was made."""
+        self._tail = b""
 
     def encode(
         self,
@@ -81,30 +91,14 @@ class DispatchEncoder:
             message = openwire_message(message, sequence, self._identity)
         body = message.body
         kind, flags, number, producer_end, destination_end, text_end, group_end, _, _ = BODY_HEAD.unpack_from(body)
-        producer = body[BODY_HEAD.size : producer_end]
-        destination = self._destination
-        original: bytes = body[producer_end:destination_end]
-        if original == destination:
-            original = b"\0"
-        rest: bytes | memoryview = body[group_end:] if len(body) < _LARGE_BYTES else memoryview(body)[group_end:]
+        key = (kind, body[_ENDS_AT:_TEXT_END_AT] + body[BODY_HEAD.size : text_end])
+        if key != self._producer_key:
+            self._producer_key = key
+            self._producer_head = self._encode_producer(body, kind, producer_end, destination_end, text_end)
+        head = self._producer_head
         arrived_ms = message.arrived_ms
-        parts = (
-            self._head,
-            b"%c\0\0\0\0\0" % kind,
-            _PRODUCER_START,
-            producer,
-            destination,
-            b"\0",
-            original,
-            _ID_START,
-            body[destination_end:text_end],
-            _PRODUCER_START,
-            producer,
-            _ID_NUMBERS.pack(number, sequence, 0),
-            body[text_end:group_end],
-            _BROKER_OWNED.pack(message.persistent, message.expires_ms, message.priority),
-            rest,
-            _TAIL.pack(
+        if redeliveries or flags or is_first_of_group or now_ms != arrived_ms:
+            tail = _TAIL.pack(
                 flags & COMPRESSED != 0,
                 redeliveries,
                 arrived_ms,
@@ -113,9 +107,43 @@ class DispatchEncoder:
                 now_ms,
                 is_first_of_group,
                 redeliveries,
-            ),
+            )
+        else:
+            if arrived_ms != self._arrived_ms:
+                self._arrived_ms = arrived_ms
+                self._tail = _TAIL.pack(False, 0, arrived_ms, False, arrived_ms, arrived_ms, False, 0)
+            tail = self._tail
+        size = len(body)
+        return b"".join(
+            (
+                _SIZE.pack(len(head) + size - text_end + _BROKER_BYTES),
+                head,
+                _ID_NUMBERS.pack(number, sequence, 0),
+                body[text_end:group_end],
+                _BROKER_OWNED.pack(message.persistent, message.expires_ms, message.priority),
+                body[group_end:] if size < _LARGE_BYTES else memoryview(body)[group_end:],
+                tail,
+            )
         )
-        return b"".join((_SIZE.pack(sum(map(len, parts))), *parts))
+
+    def _encode_producer(self, body: bytes, kind: int, producer_end: int, destination_end: int, text_end: int) -> bytes:
+        """Return the fields of a message that are the same for all of its producer to one destination."""
+        producer, original = body[BODY_HEAD.size : producer_end], body[producer_end:destination_end]
+        return b"".join(
+            (
+                self._head,
+                b"%c\0\0\0\0\0" % kind,
+                _PRODUCER_START,
+                producer,
+                self._destination,
+                b"\0",
+                b"\0" if original == self._destination else original,
+                _ID_START,
+                body[destination_end:text_end],
+                _PRODUCER_START,
+                producer,
+            )
+        )
 
 
 def encode_end(consumer_id: ConsumerId) -> bytes:

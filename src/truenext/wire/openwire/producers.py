@@ -4,18 +4,17 @@ A persistent message outside a transaction has a number if the client is on `fai
 (C26.10).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Command, OpenProducer, ReceiptRequest, Send, SendRun
+from truenext.model.commands import Command, OpenProducer, Send, SendRun
 from truenext.model.limits import JMS_PRODUCERS_MAX
 from truenext.model.openwire_message import BODY_HEAD, properties_of
-from truenext.wire.openwire.codec import ProducedMessage
+from truenext.wire.openwire.codec import SCHEDULE, ProducedMessage, ProducedRun
 from truenext.wire.openwire.destinations import Destinations
 from truenext.wire.openwire.refusals import not_supported
-from truenext.wire.openwire.structures import ProducerId, ProducerInfo, Structure
+from truenext.wire.openwire.structures import ProducerId, ProducerInfo
 
-_SCHEDULE = b"AMQ_SCHEDULED_"
 _MESSAGE_BYTES = 1024
 """Bytes that a client adds to content and properties of each message, when it compares with its window."""
 
@@ -64,54 +63,23 @@ class Producers:
         fields: tuple[int, int] = (content_end - content_at, len(body) - content_end)
         return _MESSAGE_BYTES + sum(max(size - 5, 0) for size in fields)
 
-    def group(
-        self, commands: Iterable[Structure | ProducedMessage], connection_id: str
-    ) -> Iterator[Structure | ProducedMessage | list[ProducedMessage]]:
-        """Yield commands of a connection in their order, with consecutive plain messages to one destination as a list
-        of two or more."""
-        run: list[ProducedMessage] = []
-        for command in commands:
-            is_plain = isinstance(command, ProducedMessage) and self._is_plain(command, connection_id)
-            if run and not (is_plain and _are_alike(run[0], command)):
-                yield run if len(run) > 1 else run[0]
-                run = []
-            if is_plain:
-                assert isinstance(command, ProducedMessage), "it is plain"
-                run.append(command)
-            else:
-                yield command
-        if run:
-            yield run if len(run) > 1 else run[0]
-
-    def _is_plain(self, produced: ProducedMessage, connection_id: str) -> bool:
-        """Return whether a message needs nothing but its place in a queue."""
-        message = produced.message
-        return (
-            not produced.response_required
-            and produced.transaction_id is None
-            and not produced.has_reply_to
-            and not (message.persistent and self.numbers_sends)
-            and not message.group
-            and not message.expires_ms
-            and not self._windows.get(produced.producer_id)
-            and produced.producer_id.connection_id == connection_id
-            and _SCHEDULE not in message.body
-        )
-
-    def send_run(self, run: list[ProducedMessage]) -> SendRun:
-        """Return the command that sends plain messages.
+    def send_run(self, run: ProducedRun) -> SendRun | None:
+        """Return the command that sends the messages of a run; None if each must be sent for itself.
 
         Raises: RemoteProtocolError if JMS clients cannot send to their destination
         """
-        return SendRun(self._destinations.target(run[0].destination), [each.message for each in run])
+        messages, producer_id = run.messages, run.producer_id
+        if self._windows.get(producer_id) or (self.numbers_sends and messages[0].persistent):
+            return None
+        return SendRun(self._destinations.target(run.destination), messages)
 
-    def send(self, produced: ProducedMessage, transaction: str | None) -> Iterator[Command]:
-        """Send a message.
+    def send(self, produced: ProducedMessage, transaction: str | None) -> Send:
+        """Return the command that sends a message.
 
         Raises: RemoteProtocolError if JMS clients cannot send it
         """
         message = produced.message
-        if _SCHEDULE in message.body:
+        if SCHEDULE in message.body:
             _check_not_scheduled(produced)
         send = Send(
             self._destinations.target(produced.destination),
@@ -119,20 +87,9 @@ class Producers:
             transaction,
             names_destinations=produced.has_reply_to,
         )
-        is_numbered = self.numbers_sends and message.persistent and transaction is None
-        if is_numbered:
+        if self.numbers_sends and message.persistent and transaction is None:
             send.producer, send.number = _name(produced.producer_id), produced.sequence
-        yield send
-        if produced.response_required:
-            yield ReceiptRequest(str(produced.command_id), send if is_numbered else None)
-
-
-def _are_alike(first: ProducedMessage, other: Structure | ProducedMessage) -> bool:
-    return (
-        isinstance(other, ProducedMessage)
-        and other.destination is first.destination
-        and other.message.persistent == first.message.persistent
-    )
+        return send
 
 
 def _name(producer_id: ProducerId) -> str:
@@ -140,6 +97,6 @@ def _name(producer_id: ProducerId) -> str:
 
 
 def _check_not_scheduled(produced: ProducedMessage) -> None:
-    scheduled = [name for name in properties_of(produced.message) if name.startswith(_SCHEDULE.decode())]
+    scheduled = [name for name in properties_of(produced.message) if name.startswith(SCHEDULE.decode())]
     if scheduled:
         raise not_supported(f"scheduled messages by {scheduled[0]}", "send the message when it is due")

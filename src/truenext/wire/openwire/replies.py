@@ -50,12 +50,14 @@ class OpenWireReplies:
     ) -> None:
         consumer = self._consumers.by_subscription[subscription]
         encode = consumer.encoder.encode
-        advisories = self._advisories
+        announce = self._advisories.announce_reply_to if self._advisories.has_consumers else None
+        held, bytes_max = consumer.held, self.frame_bytes_max
+        consumer.on_dispatched(len(deliveries))
         for delivery in deliveries:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = delivery.sequence
-            consumer.on_dispatched(sequence)
+            held[sequence] = False
             frame = encode(
                 message,
                 sequence,
@@ -63,10 +65,10 @@ class OpenWireReplies:
                 message.arrived_ms,
                 is_first_of_group=delivery.is_first_of_group and not is_browse,
             )
-            if len(frame) - SIZE_BYTES > self.frame_bytes_max:
+            if len(frame) - SIZE_BYTES > bytes_max:
                 parts.append(self._reject(consumer, sequence, len(frame) - SIZE_BYTES))
                 continue
-            if advisories.has_consumers and (announcements := advisories.announce_reply_to(message)):
+            if announce is not None and (announcements := announce(message)):
                 frame = announcements + frame
             parts.append(frame)
 

@@ -29,7 +29,7 @@ from truenext.model.commands import (
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
-from truenext.wire.openwire.codec import OpenWireDecoder, ProducedMessage
+from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun
 from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
@@ -163,20 +163,23 @@ class OpenWireSession:
         decoder = self._decoder
         self.last_receipt = None
         while commands := decoder.receive(data):
-            for structure in self._producers.group(commands, self._connection_id):
-                if isinstance(structure, list):
+            for structure in commands:
+                if isinstance(structure, ProducedRun):
                     yield from self._send_run(structure)
+                    continue
+                if isinstance(structure, AckedRun):
+                    yield from self._acknowledge_run(structure)
                     continue
                 if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
                     continue
                 self._is_refused = False
                 try:
-                    if type(structure) is MessageAck and not structure.response_required:
+                    if isinstance(structure, ProducedMessage):
+                        yield from self._send(structure)
+                    elif type(structure) is MessageAck and not structure.response_required:
                         # A shortcut: the usual acknowledgement has no answer.
                         self.last_receipt = None
                         yield from self._acknowledge(structure)
-                    elif isinstance(structure, ProducedMessage):
-                        yield from self._send(structure)
                     else:
                         yield from self._execute(structure)
                 except RemoteProtocolError as error:
@@ -223,26 +226,54 @@ class OpenWireSession:
         elif self.last_receipt is not None:
             yield ReceiptRequest(self.last_receipt)
 
-    def _send_run(self, run: list[ProducedMessage]) -> Iterator[Command]:
-        """Send plain messages at once, or one by one as far as the engine does not accept the run."""
+    def _send_run(self, run: ProducedRun) -> Iterator[Command]:
+        """Send messages at once, or one by one as far as the engine does not accept the run."""
         self.last_receipt = None
         if self._has_ended:
             return
         executed = 0
-        try:
-            command = self._producers.send_run(run)
-        except RemoteProtocolError:
-            # Each is refused for itself.
-            pass
-        else:
-            yield command
-            executed = command.executed
-        for produced in run[executed:]:
+        if len(run.messages) > 1 and run.producer_id.connection_id == self._connection_id:
+            try:
+                command = self._producers.send_run(run)
+            except RemoteProtocolError:
+                # Each is refused for itself.
+                command = None
+            if command is not None:
+                yield command
+                executed = command.executed
+        for number in range(executed, len(run.messages)):
+            produced = run.single(number)
             self._is_refused = False
             try:
                 yield from self._send(produced)
             except RemoteProtocolError as error:
                 yield from self._refuse(produced, error)
+
+    def _acknowledge_run(self, run: AckedRun) -> Iterator[Command]:
+        """Acknowledge messages at once, or one by one as far as the engine does not accept the run."""
+        self.last_receipt = None
+        if self._has_ended:
+            return
+        executed = 0
+        if len(run.sequences) > 1:
+            consumer = self._consumers.find(run.consumer_id)
+            if (
+                consumer is not None
+                and not consumer.is_browser
+                and all(sequence in consumer.held for sequence in run.sequences)
+            ):
+                command = self._consumers.acknowledge_run(run.sequences, consumer)
+                yield command
+                executed = command.executed
+                for sequence in run.sequences[:executed]:
+                    consumer.remove(sequence)
+        for number in range(executed, len(run.sequences)):
+            ack = run.single(number)
+            self._is_refused = False
+            try:
+                yield from self._acknowledge(ack)
+            except RemoteProtocolError as error:
+                yield from self._refuse(ack, error)
 
     def _send(self, produced: ProducedMessage) -> Iterator[Command]:
         self.last_receipt = str(produced.command_id) if produced.response_required else None
@@ -258,12 +289,13 @@ class OpenWireSession:
             name = self._transactions.name_of(produced.transaction_id)
             if name is not None:
                 self._transactions.note_message(name, produced.producer_id.session_id)
-        for command in self._producers.send(produced, name):
-            yield command
-            if self._is_refused:
-                if name is not None:
-                    self._transactions.note_refusal(name)
-                return
+        send = self._producers.send(produced, name)
+        yield send
+        if self._is_refused:
+            if name is not None:
+                self._transactions.note_refusal(name)
+        elif produced.response_required:
+            yield ReceiptRequest(str(produced.command_id), None if send.producer is None else send)
 
     def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
         consumer = self._consumers.find(ack.consumer_id)
