@@ -264,7 +264,7 @@ class OpenWireSession:
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
         if consumer.is_browser:
-            self._consumers.note_taken(ack, consumer)
+            self._consumers.settle_shown(ack, consumer)
             return
         name = self._transactions.name_of(ack.transaction_id)
         if name is not None and ack.ack_type:
