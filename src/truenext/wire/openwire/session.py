@@ -34,11 +34,11 @@ from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
-    encode_answer,
     encode_empty_array,
     encode_producer_ack,
     encode_response,
 )
+from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
 from truenext.wire.openwire.refusals import foreign_id, not_supported
@@ -345,7 +345,7 @@ class OpenWireSession:
             broker_id=BrokerId(f"ID:truenext-{self._identity}"),
             broker_name=self._server_name,
         )
-        frames = encode_answer(broker) + CONNECTION_CONTROL
+        frames = encode_frame(broker) + CONNECTION_CONTROL
         if self.last_receipt is not None:
             frames += encode_response(int(self.last_receipt))
         return frames
