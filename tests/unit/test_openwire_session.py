@@ -424,7 +424,7 @@ NOT_OFFERED: dict[str, tuple[WireCommand, str, str]] = {
 
 
 @pytest.mark.parametrize("what", NOT_OFFERED)
-def test_what_is_not_offered_is_refused_by_name_and_the_text_says_what_to_use(what: str) -> None:
+def test_feature_that_is_not_offered_is_refused_by_name_and_the_text_says_what_to_use(what: str) -> None:
     request_, name, text = NOT_OFFERED[what]
     client = Client()
     client.send(request_)
