@@ -138,9 +138,7 @@ ENDS: list[Callable[[Client], None]] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["removed", "connection removed", "connection lost"])
-def test_end_of_a_temporary_destination_is_told_wherever_it_was_announced(
-    board: AdvisoryBoard, end: Callable[[Client], None]
-) -> None:
+def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
     owner = owner_of_replies(board)
     client, same = subscribed("ID:b-1-1:1", board), subscribed("ID:b-1-1:2", board)
     other = subscribed("ID:b-2-1:1", board)
@@ -155,7 +153,7 @@ def test_end_of_a_temporary_destination_is_told_wherever_it_was_announced(
     assert told(client) == ADDED, "a message may come late"
 
 
-def test_connection_of_the_owner_that_comes_again_is_told_wherever_its_end_was_told(board: AdvisoryBoard) -> None:
+def test_process_that_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
     owner = owner_of_replies(board)
     client, other = subscribed("ID:b-1-1:1", board), subscribed("ID:b-2-1:1", board)
     client.consume()

@@ -1,4 +1,4 @@
-"""Refusals: the class of the Java exception for each error, and the errors for what the broker does not offer."""
+"""Refusals: class of the Java exception for each error, and errors for features that the broker does not offer."""
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer

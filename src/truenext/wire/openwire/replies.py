@@ -1,4 +1,4 @@
-"""Replies: OpenWire frames of what the broker sends to one JMS client."""
+"""Replies: encodes the messages and answers to one JMS client as OpenWire frames."""
 
 from collections.abc import Callable, Sequence
 

@@ -34,11 +34,11 @@ from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
-    encode_answer,
     encode_empty_array,
     encode_producer_ack,
     encode_response,
 )
+from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
 from truenext.wire.openwire.refusals import foreign_id, not_supported
@@ -304,7 +304,7 @@ class OpenWireSession:
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
         if consumer.is_browser:
-            self._consumers.note_taken(ack, consumer)
+            self._consumers.settle_shown(ack, consumer)
             return
         name = self._transactions.name_of(ack.transaction_id)
         if name is not None and ack.ack_type:
@@ -391,7 +391,7 @@ class OpenWireSession:
             # received before and gets again.
             is_fault_tolerant=self._producers.numbers_sends,
         )
-        frames = encode_answer(broker) + CONNECTION_CONTROL
+        frames = encode_frame(broker) + CONNECTION_CONTROL
         if self.last_receipt is not None:
             frames += encode_response(int(self.last_receipt))
         return frames
