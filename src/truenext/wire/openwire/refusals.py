@@ -16,6 +16,9 @@ _CLASSES = {
     Code.ROLLED_BACK: f"{_JMS}TransactionRolledBackException",
     Code.NO_TRANSACTION: f"{_JMS}TransactionRolledBackException",
 }
+ENDED_CLASS = f"{_JMS}IllegalStateException"
+ENDED = "the client has ended this connection; make a new one"
+"""Why a command after the RemoveInfo of its connection is refused."""
 _XA_END = "xaErrorCode:-3"
 """End of the text of an XAException, from which the client takes the code XAER_RMERR."""
 
