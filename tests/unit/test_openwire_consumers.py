@@ -25,7 +25,7 @@ from truenext.model.commands import (
     Subscribe,
 )
 from truenext.model.destination import parse_address
-from truenext.model.limits import WINDOW_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
 from truenext.wire.openwire.consumers import (
     DELIVERED,
     EXPIRED,
@@ -360,7 +360,24 @@ def test_poison_rejects_its_range_with_its_cause() -> None:
     client = consuming(5, 1, 2, 3)
     client.ack(POISON, 1, 2, 2, poison_cause=Throwable("java.lang.Throwable", "too often"))
     nacks, credit = client.take_commands()[:2], client.take_commands()
-    assert nacks == [Nack("1:1", each, is_rejected=True, cause="too often") for each in (1, 2)] and credit == []
+    cause = "java.lang.Throwable: too often"
+    assert nacks == [Nack("1:1", each, is_rejected=True, cause=cause) for each in (1, 2)] and credit == []
+
+
+@pytest.mark.parametrize(
+    ("exception", "cause"),
+    [
+        (None, "rejected by the client"),
+        (Throwable(None, None), "java.lang.Throwable"),
+        (Throwable("a.B", None), "a.B"),
+        (Throwable("a.B", "x\0y\ud800z"), "a.B: x\ufffdy?z"),
+        (Throwable("a.B", 40_000 * "\u00fc"), "a.B: " + (CAUSE_BYTES_MAX - 5) // 2 * "\u00fc"),
+    ],
+)
+def test_cause_of_a_rejection_is_a_header_of_limited_size(exception: Throwable | None, cause: str) -> None:
+    client = consuming(5, 1)
+    client.ack(POISON, 1, 1, 1, poison_cause=exception)
+    assert client.take_commands()[0] == Nack("1:1", 1, is_rejected=True, cause=cause)
 
 
 def test_expired_messages_fail_without_rejection() -> None:

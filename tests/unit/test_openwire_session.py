@@ -472,10 +472,25 @@ def test_connection_ends_with_its_removal_and_shutdown() -> None:
     client.send(RemoveInfo(7, True, OWN, 3))
     assert client.take_commands() == [Disconnect([], 3)]
     assert not client.session.is_closed
-    client.send(SessionInfo(8, True, SessionId(CONNECTION, 1)))
+    client.send(SessionInfo(8, False, SessionId(CONNECTION, 1)))
     assert client.take_answers() == [Response(correlation_id=7)], "nothing is done after the end"
     client.send(ShutdownInfo(9))
     assert client.session.is_closed
+
+
+def test_request_after_the_end_of_its_connection_is_refused() -> None:
+    client = Client()
+    client.send(RemoveInfo(7, True, OWN, 3))
+    client.take_answers()
+    client.take_commands()
+    client.send(ConnectionInfo(8, True, OWN))
+    client.send(text_message(command_id=9, response_required=True))
+    refused = client.take_answers()
+    assert [answer.correlation_id for answer in refused if isinstance(answer, ExceptionResponse)] == [8, 9]
+    assert refusals(refused) == 2 * [
+        ("javax.jms.IllegalStateException", "the client has ended this connection; make a new one")
+    ]
+    assert client.take_commands() == []
 
 
 def test_shutdown_without_removal_leaves_a_lost_connection() -> None:

@@ -24,7 +24,8 @@ from truenext.model.commands import (
     Nack,
     Subscribe,
 )
-from truenext.model.limits import WINDOW_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
+from truenext.model.loose_fields import to_utf8
 from truenext.model.selector import Selector, compile_selector
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.deliveries import DispatchEncoder
@@ -38,6 +39,7 @@ from truenext.wire.openwire.structures import (
     MessagePull,
     PhysicalDestination,
     QueueName,
+    Throwable,
 )
 
 DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range(7)
@@ -323,9 +325,9 @@ class Consumers:
                 raise _unmatched(ack, f"it covers {len(covered)} messages, and says {ack.message_count}")
             yield from self._acknowledge(consumer, covered)
         elif kind == POISON:
-            cause = ack.poison_cause.message if ack.poison_cause is not None else None
+            cause = _cause(ack.poison_cause)
             for sequence in covered:
-                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause or "rejected by the client")
+                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
                 consumer.remove(sequence)
         elif kind == EXPIRED:
             for sequence in covered:
@@ -368,6 +370,16 @@ class Consumers:
         if not covered:
             raise _unmatched(ack, "the consumer does not hold its messages in this order")
         return covered
+
+
+def _cause(exception: Throwable | None) -> str:
+    """Return what a client says about a message that it rejects, as Java prints an exception, shortened to the size of
+    a cause."""
+    if exception is None:
+        return "rejected by the client"
+    name = exception.class_name or "java.lang.Throwable"
+    text = name if exception.message is None else f"{name}: {exception.message}"
+    return to_utf8(text.replace("\0", "\ufffd"))[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
 
 def subscription_of(consumer_id: ConsumerId) -> str:

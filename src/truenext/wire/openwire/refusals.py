@@ -19,6 +19,9 @@ _CLASSES = {
 _CAUSES = (Code.FORBIDDEN, Code.NO_SPACE, Code.LIMIT, Code.DESTINATION)
 """Refusals in a transaction whose class its COMMIT reports, too: no repeat of the transaction helps, as it does after a
 TransactionRolledBackException."""
+ENDED_CLASS = f"{_JMS}IllegalStateException"
+ENDED = "the client has ended this connection; make a new one"
+"""Why a command after the RemoveInfo of its connection is refused."""
 _XA_END = "xaErrorCode:-3"
 """End of the text of an XAException, from which the client takes the code XAER_RMERR."""
 

@@ -35,13 +35,14 @@ from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
     encode_empty_array,
+    encode_exception,
     encode_producer_ack,
     encode_response,
 )
 from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
-from truenext.wire.openwire.refusals import foreign_id, not_supported
+from truenext.wire.openwire.refusals import ENDED, ENDED_CLASS, foreign_id, not_supported
 from truenext.wire.openwire.replies import OpenWireReplies
 from truenext.wire.openwire.structures import (
     BlobMessage,
@@ -171,6 +172,7 @@ class OpenWireSession:
                     yield from self._acknowledge_run(structure)
                     continue
                 if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
+                    self._refuse_after_end(structure)
                     continue
                 self._is_refused = False
                 try:
@@ -230,6 +232,8 @@ class OpenWireSession:
         """Send messages at once, or one by one as far as the engine does not accept the run."""
         self.last_receipt = None
         if self._has_ended:
+            for produced in run:
+                self._refuse_after_end(produced)
             return
         executed = 0
         if len(run.messages) > 1 and run.producer_id.connection_id == self._connection_id:
@@ -325,6 +329,11 @@ class OpenWireSession:
         self.last_receipt = None
         if isinstance(structure, TransactionInfo):
             yield from self._transactions.abort_refused(structure)
+
+    def _refuse_after_end(self, structure: Structure | ProducedMessage) -> None:
+        """Answer a command that a client sends after it has ended the connection; nothing else is done with it."""
+        if isinstance(structure, WireCommand | ProducedMessage) and structure.response_required:
+            self.outgoing += encode_exception(structure.command_id, ENDED_CLASS, ENDED)
 
     def _transaction_of(self, structure: Structure | ProducedMessage) -> str | None:
         """Return the transaction that a refusal of this command makes rollback-only."""
