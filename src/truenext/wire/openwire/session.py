@@ -232,8 +232,6 @@ class OpenWireSession:
         """Send messages at once, or one by one as far as the engine does not accept the run."""
         self.last_receipt = None
         if self._has_ended:
-            for produced in run:
-                self._refuse_after_end(produced)
             return
         executed = 0
         if len(run.messages) > 1 and run.producer_id.connection_id == self._connection_id:
