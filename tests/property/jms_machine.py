@@ -561,7 +561,7 @@ class JmsMachine:
             return None
         consumer, covered = found
         self.oracle.reject(client, consumer, covered, CAUSE)
-        return self._ack(client, consumer, POISON, covered, poison_cause=Throwable("java.lang.Throwable", CAUSE))
+        return self._ack(client, consumer, POISON, covered, poison_cause=Throwable(*CAUSE.split(": ", 1)))
 
     def _report_redelivered(self, client: Client) -> Structure | None:
         found = self._held(client)

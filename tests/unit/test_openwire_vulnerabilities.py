@@ -78,7 +78,7 @@ def test_exception_in_an_acknowledgement_is_a_text() -> None:
     client.deliver(1)
     client.ack(POISON, 1, 1, poison_cause=ATTACK)
     nack = client.take_commands()[0]
-    assert isinstance(nack, Nack) and nack.cause == ATTACK.message
+    assert isinstance(nack, Nack) and nack.cause == f"{GADGET}: {ATTACK.message}"
 
 
 def message_fields(content: bytes, properties: bytes) -> bytes:
