@@ -596,6 +596,9 @@ public class JmsCases {
                         Message message = consumer.receive(patienceMs);
                         if (message == null) {
                             session.rollback();
+                            // The client does not notice the loss of a connection that it was about to use until it
+                            // sends something.
+                            session.createProducer(session.createQueue(queue)).close();
                             silences++;
                             continue;
                         }
