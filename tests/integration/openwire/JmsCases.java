@@ -579,11 +579,15 @@ public class JmsCases {
         connection.close();
     };
 
-    /** Copies in transactions of several sessions through failures of the broker, until nothing comes any more. */
+    /** Copies in transactions of several sessions through failures of the broker, until each session has got nothing for
+     * some time, twice. Keep-alives come fast, so that consumers that stall are noticed within that time. */
     static final Case COPY_THROUGH_FAILURES = () -> {
-        // Shorter delays are too much for the client: it then does not give all its consumers their prefetch back.
-        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=200&maxReconnectDelay=200");
         int sessions = Integer.parseInt(more[0]);
+        String delay = more[1];
+        int patienceMs = Integer.parseInt(more[2]);
+        ActiveMQConnection connection = connect("failover:(" + url + "?wireFormat.maxInactivityDuration=6000"
+            + "&wireFormat.maxInactivityDurationInitalDelay=1000)?initialReconnectDelay=" + delay
+            + "&maxReconnectDelay=" + delay);
         java.util.concurrent.atomic.AtomicInteger copied = new java.util.concurrent.atomic.AtomicInteger();
         List<Thread> threads = new ArrayList<>();
         for (int number = 0; number < sessions; number++) {
@@ -592,12 +596,17 @@ public class JmsCases {
                     Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
                     MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
                     MessageProducer producer = session.createProducer(session.createQueue(queue + ".out"));
-                    while (true) {
-                        Message message = consumer.receive(4000);
+                    for (int silences = 0; silences < 2; ) {
+                        Message message = consumer.receive(patienceMs);
                         if (message == null) {
                             session.rollback();
-                            return;
+                            // The client does not notice the loss of a connection that it was about to use until it
+                            // sends something.
+                            session.createProducer(session.createQueue(queue)).close();
+                            silences++;
+                            continue;
                         }
+                        silences = 0;
                         try {
                             producer.send(session.createTextMessage(text(message)));
                             session.commit();

@@ -56,7 +56,13 @@ class Programs:
         )
 
     def run(
-        self, case: str, url: str, *arguments: str, java: Sequence[str] = (), password: str | None = None
+        self,
+        case: str,
+        url: str,
+        *arguments: str,
+        java: Sequence[str] = (),
+        password: str | None = None,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> list[str]:
         """Run a case with options of Java, and return the lines that it has printed, without the last one, which says
         that all of it has run.
@@ -67,7 +73,7 @@ class Programs:
             self._command(case, url, arguments, java),
             capture_output=True,
             check=False,
-            timeout=_PATIENCE_SECONDS,
+            timeout=patience_seconds,
             env=_environment(password),
         )
         lines = result.stdout.decode().splitlines()

@@ -1,5 +1,6 @@
 """Tests of `failover:` with the unmodified client of ActiveMQ: the broker is killed, and starts at the same ports."""
 
+import os
 import random
 import signal
 import socket
@@ -18,6 +19,9 @@ from truenext.model.disk_level import DiskLevel
 REASON = missing_reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
+CUT_RUNS = int(os.environ.get("TRUENEXT_JMS_CUTS", "0"))
+"""Number of runs with cuts in quick succession; 0 is one run with slower ones."""
+
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Programs:
@@ -32,13 +36,16 @@ def options() -> Sequence[str]:
 
 
 def run_through_kills(broker: BrokerProcess, program: "subprocess.Popen[str]", every: int, kills: int) -> list[str]:
-    """Kill the broker whenever the program has printed so many lines more. Returns all lines that are no numbers."""
+    """Kill the broker whenever the program has printed so many numbers more. Returns all other lines."""
     said: list[str] = []
+    number = 0
     try:
         assert program.stdout is not None
-        for number, line in enumerate(program.stdout, 1):
+        for line in program.stdout:
             if not line.strip().isdigit():
                 said.append(line.strip())
+                continue
+            number += 1
             if number % every == 0 and number // every <= kills:
                 broker.send_signal(signal.SIGKILL)
                 broker.start_on_same_port()
@@ -56,7 +63,7 @@ def waiting(broker: BrokerProcess, *queues: str) -> Counter[str]:
 def test_confirmed_send_arrives_once_through_kills(own_broker: BrokerProcess, java: Programs) -> None:
     program = java.start("send_through_failures", own_broker.openwire_url, "q", "300")
     said = run_through_kills(own_broker, program, every=6, kills=4)
-    assert said[-1] == "done", "\n".join(said)
+    assert "done" in said, "\n".join(said)
     assert waiting(own_broker, "q") == Counter(f"m{number}" for number in range(300))
 
 
@@ -64,9 +71,9 @@ def test_transacted_copy_leaves_each_message_in_one_queue_through_kills(
     own_broker: BrokerProcess, java: Programs
 ) -> None:
     java.run("send_many", own_broker.openwire_url, "q", "200")
-    program = java.start("copy_through_failures", own_broker.openwire_url, "q", "5")
+    program = java.start("copy_through_failures", own_broker.openwire_url, "q", "5", "200", "2000")
     said = run_through_kills(own_broker, program, every=40, kills=3)
-    assert said[-1] == "done", "\n".join(said)
+    assert "done" in said, "\n".join(said)
     assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))
 
 
@@ -114,15 +121,22 @@ def draw_cuts(dice: random.Random, count: int) -> list[Cut]:
     return cuts
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", range(1, 1 + (CUT_RUNS or 1)))
+@pytest.mark.timeout(300)
 def test_transacted_copy_leaves_each_message_in_one_queue_through_cuts(
     own_broker: BrokerProcess, java: Programs, seed: int
 ) -> None:
     java.run("send_many", own_broker.openwire_url, "q", "200")
     port = int(own_broker.openwire_url.rpartition(":")[2])
+    # The client may need ten seconds to get up after losses in so quick a succession (C26.17).
+    times = ("20", "10000") if CUT_RUNS else ("200", "4000")
     with OftenCuttingProxy(port, draw_cuts(random.Random(seed), 20)) as proxy:
-        program = java.start("copy_through_failures", f"tcp://127.0.0.1:{proxy.port}", "q", "5")
-        said, _ = program.communicate(timeout=PATIENCE_SECONDS)
-        assert not proxy.cuts, said
-    assert said.splitlines()[-1] == "done", said
-    assert waiting(own_broker, "q", "q.out", "DLQ.q") == Counter(f"m{number}" for number in range(200))
+        program = java.start("copy_through_failures", f"tcp://127.0.0.1:{proxy.port}", "q", "5", *times)
+        said, _ = program.communicate(timeout=2 * PATIENCE_SECONDS)
+        # Some are left over if all was copied before.
+        assert len(proxy.cuts) <= 10, said
+    assert "done" in said.splitlines(), said
+    left = waiting(own_broker, "q")
+    assert not (CUT_RUNS and left), said
+    rest = waiting(own_broker, "q.out", "DLQ.q")
+    assert left + rest == Counter(f"m{number}" for number in range(200))

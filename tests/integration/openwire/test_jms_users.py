@@ -74,13 +74,22 @@ def test_reply_goes_to_another_user_only_after_its_request(guarded_broker: Broke
     assert said == ["answer", "JMSSecurityException", "JMSSecurityException", "nothing"]
 
 
+@pytest.mark.timeout(120 + REQUESTS)
 def test_requests_of_another_user_and_process_are_answered_in_each_way(
     guarded_broker: BrokerProcess, java: Programs
 ) -> None:
     answering = java.start("answer", guarded_broker.openwire_url, "r", password=PASSWORD)
     try:
         assert answering.stdout is not None and answering.stdout.readline() == "ready\n"
-        assert java.run("ask", guarded_broker.openwire_url, "r", str(REQUESTS), password=PASSWORD) == [str(REQUESTS)]
+        asked = java.run(
+            "ask",
+            guarded_broker.openwire_url,
+            "r",
+            str(REQUESTS),
+            password=PASSWORD,
+            patience_seconds=120 + REQUESTS / 5,
+        )
+        assert asked == [str(REQUESTS)]
         said, _ = answering.communicate(timeout=PATIENCE_SECONDS)
     finally:
         answering.kill()
