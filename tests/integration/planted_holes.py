@@ -24,12 +24,23 @@ from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
 from truenext.model import grants
-from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
+from truenext.model.commands import (
+    Browse,
+    Commit,
+    CreateTemporary,
+    Disconnect,
+    Login,
+    OpenProducer,
+    RemoveTemporary,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
 from truenext.model.pattern import matches
 from truenext.server.output import Output
 from truenext.tls import TlsSocket
+from truenext.wire.openwire.session import OpenWireSession
 
 
 class Patch(Protocol):
@@ -536,3 +547,26 @@ def records_that_a_cut_socket_has_taken_do_not_count(patch: Patch) -> None:
 
 def a_record_behind_another_is_not_read(patch: Patch) -> None:
     _change(patch, TlsSocket, "recv", "if not incoming.pending:", "if True:")
+
+
+# JMS clients ----------------------------------------------------------------------------------------------------------
+
+
+def a_producer_needs_no_right(patch: Patch) -> None:
+    _allow(patch, OpenProducer)
+
+
+def a_temporary_queue_of_another_jms_client_is_made(patch: Patch) -> None:
+    _allow(patch, CreateTemporary)
+
+
+def a_temporary_queue_of_another_jms_client_is_removed(patch: Patch) -> None:
+    _allow(patch, RemoveTemporary)
+
+
+def an_id_of_another_connection_is_accepted(patch: Patch) -> None:
+    patch.setattr(OpenWireSession, "_check_owner", lambda *_: None)
+
+
+def a_run_of_sends_of_a_jms_client_is_not_checked(patch: Patch) -> None:
+    _change(patch, UserSessions, "guard", "if last_targets.get(session) is run.destination:", "if True:")
