@@ -307,7 +307,7 @@ def a_dispatch_gives_no_right_to_reply(patch: Patch) -> None:
 
 
 def of_a_composite_reply_to_only_the_first_part_gives_a_right(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_rights", "in _named_in(reply_to):", "in _named_in(reply_to)[:1]:")
+    _change(patch, ReplyRights, "_add_rights", "in _named_in(reply_to):", "in _named_in(reply_to)[:1]:")
 
 
 def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) -> None:
@@ -320,7 +320,7 @@ def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) 
 
 
 def a_queue_that_exists_is_forgotten_with_old_topics(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_rights", "by_address = repliers.queues", "by_address = repliers.others")
+    _change(patch, ReplyRights, "_add_rights", "by_address = repliers.queues", "by_address = repliers.others")
 
 
 def a_user_that_a_reload_removes_keeps_the_right_to_reply(patch: Patch) -> None:
