@@ -1,6 +1,7 @@
 """Tests that the programs of docs/jms.md run as they stand, and that the page names what the code has."""
 
 import re
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.openwire.java import CLIENT, SPRING, class_path, missing_reason
+from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.pages import blocks_of
 from truenext.errors import Code
 from truenext.model.answers import ErrorAnswer
 from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.policy import Policy
 from truenext.wire.openwire.refusals import exception_class
+from truenext.wire.openwire.structures import TextMessage
 
 PAGE = "docs/jms.md"
 BLOCKS = blocks_of(PAGE)
@@ -46,6 +49,16 @@ def test_program_of_the_page_prints_what_the_page_says(
     java = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path(jars), str(file)]
     result = subprocess.run(java, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert result.stdout == printed.text, result.stderr
+
+
+def test_command_of_the_page_sends_a_text(own_broker: BrokerProcess) -> None:
+    command = next(block.text for block in BLOCKS if "--header" in block.text).removeprefix("$ truenext ")
+    assert own_broker.truenext(*shlex.split(command)).returncode == 0
+    client = JmsClient(own_broker)
+    client.consume("orders")
+    message = client.message().message
+    client.close()
+    assert isinstance(message, TextMessage) and message.content == b"\0\0\0\x0fan ordinary one"
 
 
 def test_page_names_the_default_ports_and_limits() -> None:

@@ -239,3 +239,15 @@ def test_message_that_is_too_large_for_the_client_becomes_a_dead_letter_and_stay
     broker.await_facts(dead, waiting=1, unacknowledged=0)
     warnings = [line for line in broker.log.splitlines() if "too large for the client" in line]
     assert len(warnings) == 2 and f"for {queue} makes a frame of" in warnings[0]
+
+
+def test_feature_that_is_not_offered_is_logged_for_the_operator(
+    broker: BrokerProcess, queue: str, clients: list[JmsClient]
+) -> None:
+    clients.append(client := JmsClient(broker))
+    for selector in ("a = 1", "a = 1", "a ="):
+        destination = QueueName(f"{queue}.>") if selector == "a = 1" else QueueName(queue)
+        client.send(ConsumerInfo(2, True, ConsumerId(NAME, 1, 1), destination=destination, selector=selector))
+        assert isinstance(client.next(), ExceptionResponse)
+    (line,) = [line for line in broker.log.splitlines() if "frame refused" in line and queue in line]
+    assert f"a consumer of a pattern, {queue}.>" in line and "WARNING" in line

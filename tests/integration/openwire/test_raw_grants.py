@@ -7,6 +7,7 @@ other rights on the destination and those that the row needs on others.
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -276,7 +277,7 @@ ROWS = [
     Row("anonymous producer", (ReceiptRequest,), (), lambda client: client.request(
         ProducerInfo(producer_id=client.producer))),
     Row("send", (Send, ReceiptRequest), ("send {p}.q",), send),
-    Row("many sends", (SendRun,), ("send {p}.q",), send_in_one_write),
+    Row("many sends", (SendRun,), ("send {p}.q",), send_in_one_write, True),
     Row("send to a topic", (Send,), ("send /topic/{p}.t",), lambda client: client.request(
         client.message_to(client.topic("t")))),
     Row("send to several", (Send,), ("send {p}.q", "send /topic/{p}.t"), lambda client: client.request(
@@ -359,17 +360,26 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
         broker.clean_up()
 
 
-@pytest.fixture
-def connect(guarded_broker: BrokerProcess) -> Iterator[Callable[..., JmsUser]]:
+@contextmanager
+def connecting(broker: BrokerProcess) -> Iterator[Callable[..., JmsUser]]:
+    """Return a function that connects a user. All clients are closed at the end."""
     clients: list[JmsUser] = []
 
     def new(user: str, prefix: str = "", **options: str) -> JmsUser:
-        clients.append(JmsUser(guarded_broker, user, prefix, **options))
+        clients.append(JmsUser(broker, user, prefix, **options))
         return clients[-1]
 
-    yield new
-    for client in clients:
-        client.close()
+    try:
+        yield new
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.fixture
+def connect(guarded_broker: BrokerProcess) -> Iterator[Callable[..., JmsUser]]:
+    with connecting(guarded_broker) as new:
+        yield new
     guarded_broker.check_log()
 
 

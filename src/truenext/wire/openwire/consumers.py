@@ -286,7 +286,7 @@ class Consumers:
             yield Ack(consumer.subscription, sequence)
 
     def settle_shown(self, ack: MessageAck, browser: Consumer) -> None:
-        """Forget the messages of a browser that an acknowledgement, of whatever type, covers."""
+        """Forget the messages of a browser that an acknowledgement of any type covers."""
         last = _sequence(ack.last_message_id)
         if last not in browser.held:
             return
