@@ -4430,8 +4430,8 @@ def a_pull_request_ended_by_a_release_is_answered(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_waiting_pull_request_ends_when_no_message_is_ready(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
-        add(pull_requests, consumer)
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, wait_ms)
         pull_requests.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     add = targets.ADD_PULL_REQUEST.original
