@@ -335,7 +335,7 @@ def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
     assert client.take_commands() == [Commit("1", acks=[])]
 
 
-def test_nothing_is_requested_for_a_consumer_that_has_ended_before_its_transaction() -> None:
+def test_consumer_that_has_ended_requests_nothing_at_the_commit_of_its_transaction() -> None:
     client = consuming(3, 1, 2)
     client.control(BEGIN)
     client.send(
