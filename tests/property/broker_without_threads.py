@@ -96,8 +96,9 @@ class VirtualLoop:
 class HeldCommitter:
     """Committer whose batches become durable when the test says so."""
 
-    def __init__(self, store: MemoryStore, on_committed: Callable[[Batch], None]) -> None:
+    def __init__(self, store: MemoryStore, history: "RecordedHistory | None", on_committed: Callable[[Batch], None]):
         self._store = store
+        self._history = history
         self._on_committed = on_committed
         self.in_flight: Batch | None = None
         self.handed_count = 0
@@ -121,11 +122,26 @@ class HeldCommitter:
         assert batch is not None
         if not batch.is_empty():
             self._store.apply(batch)
+        if self._history is not None:
+            self._history.chunks.append(batch.history)
         self.durable_count += 1
         self._on_committed(batch)
 
     def close(self) -> None:
         """Do nothing: there is no thread."""
+
+
+class RecordedHistory:
+    """History of one run of a broker, in memory."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+
+    def restore(self, _: object) -> None:
+        """Do nothing: this is the first run."""
+
+    def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
+        return 1, 1
 
 
 class PagerAtOnce(Pager):
@@ -196,10 +212,18 @@ class VirtualSocket:
 class BrokerWithoutThreads:
     """Broker, started, and its clients' sockets."""
 
-    def __init__(self, policies: Policies | None = None, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self,
+        policies: Policies | None = None,
+        store: MemoryStore | None = None,
+        now_ns: int = START_NS,
+        history: RecordedHistory | None = None,
+    ) -> None:
         self.loop = VirtualLoop()
+        self.loop.now_ns = now_ns
         self.store = store or MemoryStore()
-        engine, recovered = recover(self.store, policies or Policies())
+        self._history = history
+        engine, recovered = recover(self.store, policies or Policies(), history=cast(Any, history))
         self.engine = engine
         self.identity = recovered.identity
         self.broker = self._make_broker(engine)
@@ -209,7 +233,7 @@ class BrokerWithoutThreads:
 
     def _make_broker(self, engine: Any) -> Broker:
         def make_committer(store: MemoryStore, *_: Any, on_committed: Callable[[Batch], None], **__: Any) -> Any:
-            self.committer = HeldCommitter(store, on_committed)
+            self.committer = HeldCommitter(store, self._history, on_committed)
             return self.committer
 
         with (

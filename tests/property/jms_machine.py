@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.property.broker_without_threads import BrokerWithoutThreads, VirtualSocket
+from tests.property.broker_without_threads import BrokerWithoutThreads, RecordedHistory, VirtualSocket
 from tests.property.jms_oracle import (
     ATTEMPTS_MAX,
     TEMPORARY,
@@ -64,12 +64,13 @@ from truenext.wire.openwire.structures import (
 from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
 
 STEPS = 60
+POLICIES = Policies(Policy(attempts_max=ATTEMPTS_MAX))
 CLIENTS_MAX = 3
 CONSUMERS_MAX = 4
 WORKS_MAX = 2
 NAMES = ["ID:shop-1-1:1", "ID:shop-1-2:1", "ID:mill-1-1:1"]
 """The first two are of one process."""
-QUEUES = ["a", "a", "a", "b", "DLQ.a", "topic://t"]
+QUEUES = ["a", "a", "a", "a", "a", "b", "DLQ.a", "topic://t"]
 REFUSED_QUEUE = "ActiveMQ.Advisory.Topic"
 PREFETCHES = [0, 0, 1, 1, 2, 3, 1000]
 CAUSE = "java.lang.RuntimeException: no"
@@ -77,23 +78,23 @@ CAUSE = "java.lang.RuntimeException: no"
 ACTIONS: dict[str, int] = {
     "send": 20,
     "send_again": 4,
-    "consume": 8,
+    "consume": 12,
     "browse": 2,
     "acknowledge": 10,
-    "keep": 14,
+    "keep": 18,
     "report_delivered": 6,
     "reject": 3,
     "report_redelivered": 2,
     "expire": 2,
     "acknowledge_wrongly": 2,
     "keep_wrongly": 1,
-    "begin": 4,
-    "commit": 7,
-    "roll_back": 4,
+    "begin": 8,
+    "commit": 6,
+    "roll_back": 3,
     "close_consumer": 4,
     "close_session": 1,
     "disconnect": 1,
-    "pull": 6,
+    "pull": 10,
     "control": 2,
     "add_temporary": 2,
     "remove_temporary": 1,
@@ -107,12 +108,13 @@ ACTIONS: dict[str, int] = {
 
 
 class JmsMachine:
-    def __init__(self, random: Random, note: Callable[[str], None]) -> None:
+    def __init__(self, random: Random, note: Callable[[str], None], history: RecordedHistory | None = None) -> None:
+        """With a history, the broker is never restarted."""
         self._random = random
         self._note = note
-        self.broker = BrokerWithoutThreads(Policies(Policy(attempts_max=ATTEMPTS_MAX)))
         self.oracle = JmsOracle()
-        self.oracle.durable = self.broker.committer.durable_count
+        self._may_restart = history is None
+        self._start(BrokerWithoutThreads(POLICIES, history=history))
         self.sockets: dict[Client, VirtualSocket] = {}
         self._sequences: dict[str, int] = {}
         self._numbers = 0
@@ -120,18 +122,38 @@ class JmsMachine:
         self._ended: list[Consumer] = []
         self._browsed: list[tuple[Browse, Seen | None]] = []
         self._messages: list[tuple[Structure, Parcel, list[str]]] = []
-        run_turn = self.broker.broker._run_turn
+
+    def _start(self, broker: BrokerWithoutThreads) -> None:
+        self.broker = broker
+        self.oracle.durable = broker.committer.durable_count
+        self._is_stopping = False
+        run_turn, pager = broker.broker._run_turn, broker.broker.pager
 
         def judged_turn() -> None:
+            if self._is_stopping:
+                run_turn()
+                return
             self._sync()
+            was_reading = pager.is_busy
             run_turn()
             self._take_frames()
-            self.oracle.check_turn(self._dispatched, self._ended)
+            self.oracle.check_turn(self._dispatched, self._ended, is_reading=was_reading or pager.is_busy)
             self._dispatched, self._ended = {}, []
             self._judge_browses()
             self.oracle.check_told()
 
-        self.broker.broker._run_turn = judged_turn  # type: ignore[method-assign]
+        broker.broker._run_turn = judged_turn  # type: ignore[method-assign]
+
+    def _restart(self) -> None:
+        """Stop the broker as SIGTERM does, and start it again."""
+        self._note("the broker stops and starts again")
+        self._run_callbacks()
+        self._is_stopping = True
+        self.broker.stop()
+        self.oracle.restart()
+        self.sockets.clear()
+        self.broker.close()
+        self._start(BrokerWithoutThreads(POLICIES, self.broker.store, self.broker.loop.now_ns))
 
     # ---- The whole ----
 
@@ -157,6 +179,8 @@ class JmsMachine:
             self._advance(random.choice([0.001, 0.02, 0.05, 0.6, 1.1]))
         elif what < 28:
             self._settle()
+        elif what == 28 and random.random() < 0.4 and self._may_restart:
+            self._restart()
         else:
             self._read(random.choice(self.oracle.clients))
         if random.random() < 0.8:
@@ -254,7 +278,7 @@ class JmsMachine:
             return
         self._sync()
         frames: list[bytes] = []
-        for _ in range(random.choice([1, 1, 1, 2, 3, 5])):
+        for _ in range(random.choice([1, 1, 2, 3, 5, 8])):
             action = random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
             command = getattr(self, f"_{action}")(client)
             if command is None:
@@ -297,7 +321,7 @@ class JmsMachine:
         work = random.choice([None, *client.works.values()])
         temporaries = [name for each in self.oracle.clients for name in each.temporaries]
         gone = f"{TEMPORARY}{random.choice(NAMES)}:9"
-        queues = random.choice([["a"], ["a"], ["b"], ["a", "b"], ["topic://t"], ["a", "topic://t"], [gone]])
+        queues = random.choice([["a"]] * 6 + [["b"], ["a", "b"], ["topic://t"], ["a", "topic://t"], [gone]])
         if temporaries and random.random() < 0.2:
             queues = [random.choice(temporaries)]
         session = random.choice([1, 2])
@@ -622,12 +646,12 @@ class JmsMachine:
         return self._transaction(client, number, BEGIN, is_refused=False)
 
     def _commit(self, client: Client) -> Structure:
-        number = self._random.choice([*client.works, *client.works, 10**9])
+        number = self._random.choice([*client.works] * 4 + [10**9])
         is_committed = self.oracle.commit(client, number)
         return self._transaction(client, number, COMMIT_ONE_PHASE, is_refused=not is_committed)
 
     def _roll_back(self, client: Client) -> Structure:
-        number = self._random.choice([*client.works, *client.works, 10**9])
+        number = self._random.choice([*client.works] * 4 + [10**9])
         self.oracle.roll_back(client, number)
         return self._transaction(client, number, ROLLBACK, is_refused=False)
 
@@ -769,13 +793,13 @@ def _values(structure: Structure) -> list[object]:
     return [getattr(structure, name) for name in structure.__struct_fields__]
 
 
-def run_example(seed: int, steps: int = STEPS) -> None:
+def run_example(seed: int, steps: int = STEPS, history: RecordedHistory | None = None) -> None:
     """Run the example of a seed. If it fails, the error has its steps as a note.
 
     Raises: Disagreement
     """
     notes: list[str] = []
-    machine = JmsMachine(Random(seed), notes.append)
+    machine = JmsMachine(Random(seed), notes.append, history)
     try:
         machine.run(steps)
     except Exception as error:

@@ -1159,7 +1159,7 @@ def a_kept_message_is_dispatched_again_after_a_rollback(patch: Patch) -> None:
     targets.ABORT.replace(patch, faulty)
 
 
-@shows_in(JmsMachine)
+@shows_in(JmsMachine, first=1)
 def a_commit_acknowledges_kept_messages_but_the_first_alone(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, kept: Iterable[tuple[BrokerConsumer, int]]) -> list[Entry]:
         return take_kept(acknowledging, list(kept)[:1])
@@ -1246,7 +1246,7 @@ def the_end_of_a_connection_by_command_looks_like_a_loss(patch: Patch) -> None:
     targets.END_CONSUMER.replace(patch, faulty)
 
 
-@shows_in(JmsMachine, first=13)
+@shows_in(JmsMachine, first=14)
 def a_producer_of_a_stomp_client_is_forgotten_for_one_of_a_jms_client(patch: Patch) -> None:
     def faulty(registry: JmsProducerRegistry) -> None:
         others = engine().state.producers
@@ -1260,7 +1260,7 @@ def a_producer_of_a_stomp_client_is_forgotten_for_one_of_a_jms_client(patch: Pat
     targets.FORGET_JMS_PRODUCER_EARLY.replace(patch, faulty)
 
 
-@shows_in(JmsMachine)
+@shows_in(JmsMachine, first=2)
 def the_jms_producer_that_was_used_last_is_forgotten(patch: Patch) -> None:
     targets.LONGEST_UNUSED_JMS_PRODUCER.replace(
         patch, lambda registry: next(reversed(list(targets.producers(registry))), None)

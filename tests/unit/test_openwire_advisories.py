@@ -138,7 +138,7 @@ ENDS: list[Callable[[Client], None]] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["removed", "connection removed", "connection lost"])
-def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
+def test_process_told_of_a_destination_is_told_of_its_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
     owner = owner_of_replies(board)
     client, same = subscribed("ID:b-1-1:1", board), subscribed("ID:b-1-1:2", board)
     other = subscribed("ID:b-2-1:1", board)
@@ -153,7 +153,7 @@ def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Cal
     assert told(client) == ADDED, "a message may come late"
 
 
-def test_process_that_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
+def test_process_told_of_an_end_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
     owner = owner_of_replies(board)
     client, other = subscribed("ID:b-1-1:1", board), subscribed("ID:b-2-1:1", board)
     client.consume()

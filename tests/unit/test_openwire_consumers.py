@@ -491,7 +491,7 @@ def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
     assert client.take_commands() == [Commit("1", acks=[])]
 
 
-def test_consumer_that_has_ended_before_its_transaction_requests_nothing() -> None:
+def test_consumer_that_has_ended_requests_nothing_at_the_commit_of_its_transaction() -> None:
     client = consuming(3, 1, 2)
     client.control(BEGIN)
     client.send(
@@ -663,10 +663,20 @@ def test_consumer_ends_even_if_its_transaction_takes_no_acknowledgements() -> No
     client.ack(STANDARD, 1, 2, 2, transaction=1)
     client.take_commands()
     client.take_answers()
+    client.control(BEGIN, 2)
+    client.deliver(3, 4)
+    client.ack(STANDARD, 3, 4, 2, transaction=2)
+    client.take_commands()
+    client.take_answers()
     client.refuses = lambda command: isinstance(command, Ack)
     client.send(RemoveInfo(7, True, client.consumer_id(), 2))
     assert client.take_commands() == [Close(["1:1"], 2)]
-    client.consume()
+    answers = client.take_answers()
+    assert [each.correlation_id for each in answers if isinstance(each, Response)] == [7]
+    assert len(answers) == 2, "one refusal of each transaction"
+    client.refuses = lambda _: False
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=3))
+    assert [type(command) for command in client.take_commands()] == [Subscribe, Credit], "the consumer has ended"
 
 
 @pytest.mark.parametrize(("named", "last"), [(-2, None), (-1, None), (0, 0), (5, 5)])

@@ -216,7 +216,9 @@ class Consumers:
         for consumer in consumers:
             # What waits for COMMIT belongs to the transaction from now on.
             for sequence, transaction in consumer.kept.items():
-                yield Ack(consumer.subscription, sequence, transaction)
+                # After a refusal nothing more is kept for this transaction.
+                if sequence in consumer.kept:
+                    yield Ack(consumer.subscription, sequence, transaction)
         yield Close([each.subscription for each in consumers], last_delivered if last_delivered >= 0 else None)
         for consumer in consumers:
             del self.by_subscription[consumer.subscription]

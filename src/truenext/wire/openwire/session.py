@@ -218,9 +218,14 @@ class OpenWireSession:
             raise RemoteProtocolError(f"{type(structure).__name__} is not for clients to send", Code.COMMAND)
         for command in handler(self, structure):
             yield command
-            # An acknowledgement here is of a consumer that ends, which it does in any case.
-            if self._is_refused and not isinstance(command, Ack):
+            if not self._is_refused:
+                continue
+            if not isinstance(command, Ack) or command.transaction is None:
                 break
+            # What a consumer that ends has kept. It ends in any case, and the client's command is answered now.
+            self._transactions.note_refusal(command.transaction)
+            self.last_receipt = None
+            self._is_refused = False
         if self._is_refused:
             self.last_receipt = None
             if isinstance(structure, TransactionInfo):
