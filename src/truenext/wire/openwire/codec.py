@@ -196,6 +196,7 @@ class OpenWireDecoder:
 
     __slots__ = (
         "_ack",
+        "_connection_field",
         "_fault",
         "_known",
         "_login_bytes",
@@ -227,6 +228,8 @@ class OpenWireDecoder:
         self._fault: RemoteProtocolError | None = None
         self._known: dict[bytes, Structure] = {}
         self._producers: dict[bytes, _ProducerBytes] = {}
+        self._connection_field: tuple[ConnectionId, bytes] = (ConnectionId(), b"")
+        """Last id of a connection in a transaction, and its bytes: usually that of this connection."""
         self._message: _MessageBytes | None = None
         """Bytes of the last message that could be in a run; None if the last one asks for an answer."""
         self._ack: _AckBytes | None = None
@@ -561,12 +564,8 @@ class OpenWireDecoder:
 
     def _decode_transaction_info(self, data: bytes, at: int, end: int) -> TransactionInfo | None:
         command_id, required = _COMMAND.unpack_from(data, at)
-        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at + 6)
-        if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
-            return None
-        connection_end = at + 11 + length
-        connection_id = self._nested(ConnectionId, data, at + 6, connection_end)
-        transaction_id, at = self._transaction(data, connection_end)
+        connection_id, at = self._connection(data, at + 6)
+        transaction_id, at = self._transaction(data, at)
         if at + 1 != end or data[at] > 127:
             return None
         return TransactionInfo(command_id, required, connection_id, transaction_id, data[at])
@@ -617,12 +616,20 @@ class OpenWireDecoder:
         mark, kind, value = _TRANSACTION.unpack_from(data, at)
         if mark != 1 or kind != LocalTransactionId.TYPE:
             raise IndexError
-        connection_at = at + 10
-        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, connection_at)
+        connection_id, end = self._connection(data, at + 10)
+        return LocalTransactionId(value, connection_id), end
+
+    def _connection(self, data: bytes, at: int) -> tuple[ConnectionId, int]:
+        connection_id, field = self._connection_field
+        if field and data.startswith(field, at):
+            return connection_id, at + len(field)
+        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at)
         if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
             raise IndexError
-        end = connection_at + 5 + length
-        return LocalTransactionId(value, self._nested(ConnectionId, data, connection_at, end)), end
+        end = at + 5 + length
+        connection_id = self._nested(ConnectionId, data, at, end)
+        self._connection_field = (connection_id, data[at:end])
+        return connection_id, end
 
 
 _MESSAGES = range(JmsMessage.TYPE, BlobMessage.TYPE)
