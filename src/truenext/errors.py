@@ -66,9 +66,11 @@ class Code(StrEnum):
 class RemoteProtocolError(TruenextError):
     """The peer broke the rules of the protocol, or requested something that cannot be done."""
 
-    def __init__(self, reason: str, code: Code = Code.HEADER) -> None:
+    def __init__(self, reason: str, code: Code = Code.HEADER, cause: Code | None = None) -> None:
+        """`cause` is the code of an earlier refusal that has led to this one."""
         super().__init__(reason)
         self.code = code
+        self.cause = cause
 
 
 class NoSpaceError(RemoteProtocolError):

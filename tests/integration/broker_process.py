@@ -5,6 +5,7 @@ exit 0, and no end may leave an error in the log.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -179,12 +180,11 @@ class BrokerProcess:
     def openwire_url(self) -> str:
         """URL for clients of ActiveMQ, if `options` have a listener for these."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while "listening on openwire" not in (said := self._read_line()):
-            assert time.monotonic() < deadline, f"broker said only {said!r}"
+        # A line of its own, which may come a little later than that of STOMP.
+        while (found := re.search(r"^listening on (openwire.*)\n", self._out.read_text(), re.MULTILINE)) is None:
+            assert time.monotonic() < deadline, f"broker does not listen for OpenWire, log:\n{self.log}"
             time.sleep(0.002)
-        (url,) = [
-            line.removeprefix("listening on ") for line in said.splitlines() if line.startswith("listening on openwire")
-        ]
+        url = found[1]
         scheme = "ssl" if url.startswith("openwire+ssl") else "tcp"
         # Certificates of tests are for both names of this machine; Java's client compares names only.
         host = "localhost" if scheme == "ssl" else "127.0.0.1"

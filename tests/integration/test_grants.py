@@ -66,7 +66,7 @@ FLAGS = ("monitor", "admin")
 RESERVED = ("DLQ", "Consumer.c.VirtualTopic", "Spark")
 ANSWERS = "/temp-queue/answers"
 JMS_COMMANDS = {Close, CreateTemporary, ForgetProducers, OpenProducer, RemoveTemporary}
-"""Commands of JMS clients: openwire/test_jms_users.py."""
+"""Commands of JMS clients alone: openwire/test_raw_grants.py has the rows of these."""
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}
 LATER = {"AMQ_SCHEDULED_DELAY": "3600000"}

@@ -24,6 +24,7 @@ from tests.integration.raw_client import RECEIVE_SECONDS
 from tests.tls_broker import tls_broker
 from tests.unit.test_wire_session import LineSession
 from truenext import blocking
+from truenext.broker.users import Users
 from truenext.errors import ConfigurationError, Refused
 from truenext.model.url import WireProtocol
 from truenext.server import listener as listener_module
@@ -34,6 +35,9 @@ from truenext.wire.openwire.session import OpenWireSession
 URL = "openwire://127.0.0.1:0"
 _PROPERTIES = struct.pack(">i", 0)
 WIRE_FORMAT_INFO = b"\x01ActiveMQ" + struct.pack(">i?i", 12, True, len(_PROPERTIES)) + _PROPERTIES
+
+
+KEEP_ALIVE = b"\x0a" + struct.pack(">i?", 1, True)
 
 
 def frame_of(content: bytes) -> bytes:
@@ -52,12 +56,18 @@ def next_frame(sock: socket.socket) -> bytes:
     return data[4:]
 
 
-def run(use: Callable[[int], None], *, connections_max: int = 1000, before_login_max: int = 200) -> None:
+def run(
+    use: Callable[[int], None],
+    *,
+    connections_max: int = 1000,
+    before_login_max: int = 200,
+    users: Users | None = None,
+) -> None:
     """Run a broker with a port that speaks OpenWire while `use` uses the port, on a thread."""
 
     async def main() -> None:
         limited = partial(broker_here, connections_max=connections_max, before_login_max=before_login_max)
-        async with limited(url=URL, has_tls=False) as listener:
+        async with limited(url=URL, has_tls=False, users=users) as listener:
             assert listener.url == f"openwire://127.0.0.1:{port_of(listener)}"
             await asyncio.to_thread(use, port_of(listener))
 
@@ -135,6 +145,28 @@ def test_connection_without_a_login_gives_its_place_to_a_newer_one(caplog: pytes
     run(use, before_login_max=1)
     (record,) = (each for each in caplog.records if each.message == "client refused")
     assert vars(record)["reason"].startswith("no ConnectionInfo yet, and 1 newer connections wait to log in")
+
+
+@pytest.mark.parametrize("users", [None, Users()], ids=["no users", "users"])
+def test_client_that_sends_no_wire_format_info_in_time_is_refused_and_the_log_says_so(
+    users: Users | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenWireSession, "rules", OpenWireSession.rules._replace(opening_seconds_max=0.1))
+
+    def use(port: int) -> None:
+        with connected(port) as late, connected(port) as opened:
+            late.sendall(frame_of(WIRE_FORMAT_INFO)[:20])
+            opened.sendall(frame_of(WIRE_FORMAT_INFO))
+            assert late.recv(1) == b"", "it has not opened, and gets nothing"
+            time.sleep(0.2)
+            # Its ConnectionInfo may come much later.
+            assert next_frame(opened)[:9] == b"\x01ActiveMQ"
+            opened.sendall(frame_of(KEEP_ALIVE))
+            assert next_frame(opened)[:1] == KEEP_ALIVE[:1]
+
+    run(use, users=users)
+    (record,) = (each for each in caplog.records if each.message == "client refused")
+    assert vars(record)["reason"] == "no WireFormatInfo within 15 seconds"
 
 
 def test_client_of_a_protocol_without_control_requests_beyond_the_limit_is_refused(

@@ -134,22 +134,25 @@ def test_send_of_a_jms_client_that_would_wait_for_the_disk_is_refused() -> None:
         client.engine.commands.send(client.session, send)
 
 
+NO_MEMORY = RemoteProtocolError("no memory for another queue", Code.LIMIT)
+
+
 def test_commit_of_a_refused_transaction_says_why_the_command_was_refused() -> None:
     client = Client()
     transactions = client.engine.commands.transactions
     client.engine.commands.begin(client.session, Begin("t"))
-    transactions.mark_rollback_only(client.session, "t", "no memory for another queue")
-    transactions.mark_rollback_only(client.session, "t", "a later reason")
+    transactions.mark_rollback_only(client.session, "t", NO_MEMORY)
+    transactions.mark_rollback_only(client.session, "t", RemoteProtocolError("a later reason"))
     with pytest.raises(RemoteProtocolError, match=r"was refused: no memory for another queue$") as caught:
         client.commit()
-    assert caught.value.code is Code.ROLLBACK_ONLY
+    assert (caught.value.code, caught.value.cause) == (Code.ROLLBACK_ONLY, Code.LIMIT)
     client.engine.commands.abort(client.session, Abort("t", counts_all=False))
 
 
 def test_error_of_a_refused_transaction_of_another_client_is_as_before() -> None:
     client = Client()
     client.engine.commands.begin(client.other, Begin("t"))
-    client.engine.commands.transactions.mark_rollback_only(client.other, "t", "no memory for another queue")
+    client.engine.commands.transactions.mark_rollback_only(client.other, "t", NO_MEMORY)
     with pytest.raises(RemoteProtocolError, match=r"a frame of it was refused$"):
         client.engine.commands.commit(client.other, Commit("t"))
 

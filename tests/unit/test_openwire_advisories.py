@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.openwire_client import Client, refusals
-from truenext.model.message import SentMessage
 from truenext.model.limits import ADVISORY_CONSUMERS_MAX
+from truenext.model.message import SentMessage
 from truenext.wire.openwire import advisories
 from truenext.wire.openwire.advisories import AdvisoryBoard
 from truenext.wire.openwire.codec import produced_message
@@ -128,7 +128,7 @@ ENDS: list[Callable[[Client], None]] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["removed", "connection removed", "connection lost"])
-def test_who_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
+def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
     owner = owner_of_replies(board)
     client, same = subscribed("ID:b-1-1:1", board), subscribed("ID:b-1-1:2", board)
     other = subscribed("ID:b-2-1:1", board)
@@ -143,7 +143,7 @@ def test_who_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Cl
     assert told(client) == ADDED, "a message may come late"
 
 
-def test_who_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
+def test_process_that_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
     owner = owner_of_replies(board)
     client, other = subscribed("ID:b-1-1:1", board), subscribed("ID:b-2-1:1", board)
     client.consume()

@@ -22,7 +22,6 @@ from truenext.model.openwire_message import (
     group_of_message,
     header_lines,
     jms_headers,
-    may_be_scheduled,
     message_id,
     openwire_message,
     physical_name,
@@ -174,12 +173,6 @@ def test_record_of_a_stomp_message_tells_a_text_without_a_new_version() -> None:
     # An earlier version reads the flags one by one.
     rest = plain[4:]
     assert crc32(rest, crc32(KEY)).to_bytes(4, "little") == plain[:4]
-
-
-def test_properties_of_a_schedule_are_noticed() -> None:
-    delay = properties(AMQ_SCHEDULED_DELAY=TypedValue(Tag.LONG, 5))
-    assert may_be_scheduled(sent(marshalled_properties=delay))
-    assert not may_be_scheduled(sent(content=b"AMQ_SCHEDULED_DELAY", marshalled_properties=properties()))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"12345"])

@@ -19,15 +19,15 @@ from truenext.model.commands import (
     ForgetProducers,
     InvalidFrame,
     Login,
-    OpenProducer,
     Send,
     SendRun,
     Subscribe,
 )
 from truenext.model.limits import LOGIN_BYTES_MAX
-from truenext.model.loose_fields import Tag, TypedValue, encode_map
+from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import OPENWIRE_FORM
-from truenext.wire.openwire.fields import encode_frame
+from truenext.wire.openwire import producers
+from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.refusals import exception_class
 from truenext.wire.openwire.session import OpenWireSession
@@ -67,6 +67,7 @@ from truenext.wire.openwire.structures import (
     TopicName,
     TransactionInfo,
     WireCommand,
+    WireFormatInfo,
     XATransactionId,
 )
 
@@ -316,6 +317,139 @@ def test_code_of_a_refusal_chooses_the_exception(code: Code, name: str) -> None:
     assert exception_class(ErrorAnswer("no", code, "no")) == name
 
 
+@pytest.mark.parametrize(
+    ("cause", "name"),
+    [
+        (Code.FORBIDDEN, "JMSSecurityException"),
+        (Code.NO_SPACE, "ResourceAllocationException"),
+        (Code.LIMIT, "ResourceAllocationException"),
+        (Code.DESTINATION, "InvalidDestinationException"),
+        (Code.NOT_SUPPORTED, "TransactionRolledBackException"),
+        (Code.NOT_HELD, "TransactionRolledBackException"),
+        (None, "TransactionRolledBackException"),
+    ],
+)
+def test_commit_of_a_refused_transaction_has_the_exception_of_the_refusal_if_a_repeat_cannot_help(
+    cause: Code | None, name: str
+) -> None:
+    assert exception_class(ErrorAnswer("no", Code.ROLLBACK_ONLY, "no", cause=cause)) == f"javax.jms.{name}"
+    assert exception_class(ErrorAnswer("no", Code.NO_TRANSACTION, "no", cause=cause)).endswith("RolledBackException")
+
+
+def message_with(**fields: Any) -> TextMessage:
+    producer_id = ProducerId(CONNECTION, 1, 1)
+    return TextMessage(7, True, producer_id, message_id=MessageId(None, producer_id, 1), **fields)
+
+
+NOT_OFFERED: dict[str, tuple[WireCommand, str, str]] = {
+    "durable subscription": (
+        ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=TopicName("t"), subscription_name="s"),
+        "JMSException",
+        "the durable subscription 's': this broker does not support it; consume from a queue",
+    ),
+    "end of a durable subscription": (
+        RemoveSubscriptionInfo(7, True, OWN, "s", "me"),
+        "JMSException",
+        "durable subscriptions: this broker does not support it; consume from a queue",
+    ),
+    "wildcard": (
+        ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QueueName("a.>")),
+        "JMSException",
+        "a consumer of a pattern, a.>: this broker does not support it; make a consumer of each destination",
+    ),
+    "send to a wildcard": (
+        message_with(destination=TopicName("a.*")),
+        "InvalidDestinationException",
+        "send to a.*: it is a pattern, send to a queue or topic",
+    ),
+    "schedule": (
+        message_with(
+            destination=QUEUE, marshalled_properties=encode_map({"AMQ_SCHEDULED_CRON": text_value("* * * * *")})
+        ),
+        "JMSException",
+        "scheduled messages by AMQ_SCHEDULED_CRON: this broker does not support it; send the message when it is due",
+    ),
+    "statistics": (
+        message_with(destination=TopicName("ActiveMQ.Statistics.Broker")),
+        "JMSException",
+        "statistics by ActiveMQ.Statistics.Broker: this broker does not support it; use the command truenext status",
+    ),
+    "XA transaction": (
+        TransactionInfo(7, True, OWN, XATransactionId(1, b"a", b"b"), 0),
+        "XAException",
+        "XA transactions: this broker does not support them; use local transactions; xaErrorCode:-3",
+    ),
+    "network connector": (
+        BrokerInfo(7, True, is_network_connection=True),
+        "JMSException",
+        "networks of brokers: this broker does not support it; connect clients only",
+    ),
+    "subscription of a network": (
+        ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QUEUE, is_network_subscription=True),
+        "JMSException",
+        "networks of brokers: this broker does not support it; connect clients only",
+    ),
+    "ControlCommand": (
+        ControlCommand(7, True, "shutdown"),
+        "JMSException",
+        "ControlCommand: this broker does not support it; use the command truenext",
+    ),
+    "blob": (
+        BlobMessage(7, True, message_id=message_id(1), remote_blob_url="http://files/1"),
+        "JMSException",
+        "BlobMessages: this broker does not support it; send the content as a BytesMessage",
+    ),
+    "composite consumer": (
+        ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QueueName("a,b")),
+        "JMSException",
+        "a consumer of several destinations, a,b: this broker does not support it; make a consumer of each",
+    ),
+    "advisory": (
+        ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=TopicName("ActiveMQ.Advisory.Queue")),
+        "JMSException",
+        "the advisory ActiveMQ.Advisory.Queue: this broker does not support it; only those of temporary destinations "
+        "are sent",
+    ),
+    "send of an advisory": (
+        message_with(destination=QueueName("q,topic://ActiveMQ.Advisory.TempQueue")),
+        "InvalidDestinationException",
+        "send to ActiveMQ.Advisory.TempQueue: only the broker sends advisories",
+    ),
+    "removal of a queue": (
+        DestinationInfo(7, True, OWN, QUEUE, 1),
+        "JMSException",
+        "commands that create or remove a queue or topic: this broker does not support it; use the command truenext",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_OFFERED)
+def test_feature_that_is_not_offered_is_refused_by_name_and_the_text_says_what_to_use(what: str) -> None:
+    request_, name, text = NOT_OFFERED[what]
+    client = Client()
+    client.send(request_)
+    ((found, said),) = refusals(client.take_answers())
+    assert found.rpartition(".")[2] == name and said == text
+    assert [type(command) for command in client.take_commands()] == [InvalidFrame]
+
+
+def test_recover_finds_no_prepared_transaction() -> None:
+    client = Client()
+    client.send(TransactionInfo(7, True, OWN, None, 5))
+    assert client.take_answers() == [DataArrayResponse(correlation_id=7, data=())]
+
+
+@pytest.mark.parametrize("version", [12, 13, 2**31 - 1])
+def test_later_version_tight_encoding_and_cache_are_negotiated_away(version: int) -> None:
+    session = OpenWireSession(session_id="s", identity="b", server_name="x")
+    wanted = dict.fromkeys(("TightEncodingEnabled", "CacheEnabled", "StackTraceEnabled"), TypedValue(Tag.BOOLEAN, True))
+    assert list(session.receive(encode_frame(WireFormatInfo(version, encode_map(wanted))))) == []
+    offered = decode_structure(FieldReader(bytes(session.outgoing[4:])))
+    assert isinstance(offered, WireFormatInfo) and offered.version == 12 and offered.properties is not None
+    properties = FieldReader(offered.properties).read_map() or {}
+    assert all(properties[name].value is False for name in wanted)
+
+
 def test_xa_exception_ends_with_its_code() -> None:
     client = Client()
     client.send(TransactionInfo(7, True, OWN, XATransactionId(1, b"a", b"b"), 1))
@@ -362,7 +496,7 @@ def test_split_of_the_bytes_changes_nothing(split: int) -> None:
     for at in range(0, len(data), split):
         client.write(data[at : at + split])
     assert len(client.take_answers()) == 4
-    assert [type(command) for command in client.take_commands()] == [OpenProducer, Subscribe, Credit]
+    assert [type(command) for command in client.take_commands()] == [Subscribe, Credit], "the producer is known"
 
 
 @settings(max_examples=150)
@@ -532,3 +666,42 @@ def test_message_without_an_answer_widens_its_producers_window() -> None:
     assert client.take_answers() == [ProducerAck(producer_id=producer_id, size=1024 + 5 + len(properties))]
     client.send(text_message(response_required=True))
     assert client.take_answers() == [Response(correlation_id=7)]
+
+
+def test_producers_of_a_connection_are_limited_and_a_known_one_is_not_counted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "JMS_PRODUCERS_MAX", 3)
+    client = Client()
+    infos = [ProducerInfo(7, True, ProducerId(CONNECTION, number, 1), QUEUE) for number in range(4)]
+    client.send(*infos[:3])
+    assert client.take_answers() == 3 * [Response(correlation_id=7)]
+    client.take_commands()
+    client.send(infos[1])
+    assert client.take_answers() == [Response(correlation_id=7)] and client.take_commands() == []
+    client.send(infos[3])
+    ((name, text),) = refusals(client.take_answers())
+    assert (name, text) == (
+        "javax.jms.ResourceAllocationException",
+        "this connection has 3 producers, the most allowed: close some",
+    )
+    client.send(RemoveInfo(7, True, infos[0].producer_id), infos[3])
+    assert client.take_answers() == 2 * [Response(correlation_id=7)]
+
+
+def test_consumers_sessions_and_transactions_that_the_engine_refuses_take_no_memory_of_the_session() -> None:
+    client = Client()
+    client.refuses = lambda _: True
+    for number in range(3):
+        consumer_id, session_id = ConsumerId(CONNECTION, 1, number), SessionId(CONNECTION, number)
+        client.send(ConsumerInfo(7, True, consumer_id, destination=QUEUE), SessionInfo(7, True, session_id))
+        client.control(0, number)
+    session = client.session
+    assert session._consumers.by_subscription == {} and session._transactions._open == {}
+    assert len(refusals(client.take_answers())) == 6
+    client.refuses = lambda _: False
+    client.consume(0)
+    client.refuses = lambda _: True
+    for _ in range(3):
+        client.send(MessagePull(7, False, client.consumer_id(), QUEUE, 0))
+    assert client.session._consumers.by_subscription["1:1"].requested == 0

@@ -1,6 +1,7 @@
 """Tests that the first bytes of clients and servers of other protocols are recognized."""
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -91,6 +92,19 @@ def test_first_bytes_of_another_protocol_are_named_however_they_are_cut(protocol
     assert str(error).startswith(f"the client speaks {protocol}, and this port speaks STOMP")
 
 
+@pytest.mark.parametrize(
+    ("detector", "scheme"), [(detector_of_stomp_port, "stomp"), (detector_of_openwire_port, "openwire")]
+)
+def test_reason_for_a_client_of_tls_names_the_address_with_tls(
+    detector: Callable[[], ProtocolDetector], scheme: str
+) -> None:
+    reason = str(recognized([b"\x16\x03\x01"], detector()))
+    assert reason.endswith(
+        f"without TLS: connect without TLS, or add {scheme}+ssl://HOST:PORT to the addresses at which the broker "
+        "listens (--listen)"
+    )
+
+
 @pytest.mark.parametrize(("protocol", "data"), SERVERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_cut(
@@ -157,7 +171,9 @@ def test_stomp_and_openwire_at_the_port_of_the_other_are_told_how_to_listen_for_
     hint = "for {}, add {}://HOST:PORT to the addresses at which the broker listens (--listen)"
     assert str(at_stomp).endswith(hint.format("OpenWire", "openwire"))
     assert str(at_openwire).endswith(hint.format("STOMP", "stomp"))
-    for _, data in OTHERS[:-1]:
+    for protocol, data in OTHERS[:-1]:
+        if protocol == "TLS":
+            continue
         for detector in (detector_of_stomp_port(), detector_of_openwire_port()):
             assert "--listen" not in str(recognized([data], detector))
 

@@ -60,7 +60,9 @@ def test_clients_refuse_an_address_of_openwire_and_say_what_they_speak(url: str)
     "url", ["tcp://localhost", "openwire+tls://localhost", "ssl://a", "+ssl://a", "openwire://a/b"]
 )
 def test_address_of_a_listener_with_another_scheme_or_a_path_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"it must be stomp://.* or openwire://.* TLS stomp\+ssl://.* or openwire\+ssl"):
+    with pytest.raises(
+        ConfigurationError, match=r"it must be stomp://.* or openwire://.* TLS stomp\+ssl://.* or openwire\+ssl"
+    ):
         parse_listener_url(url)
     with pytest.raises(ConfigurationError, match=r"it must be stomp://HOST:PORT or stomp\+ssl://HOST:PORT$"):
         parse_url(url)

@@ -13,6 +13,10 @@ OTHER_PROTOCOL_SECONDS = 60.0
 """Seconds after a warning about a client of another protocol during which further clients of the same protocol are
 logged only at level debug."""
 
+UNSUPPORTED_MAX = 1000
+"""Number of refusals of unsupported features that are remembered and logged as warnings."""
+
+_UNSUPPORTED = "frame refused: the broker does not support it"
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
 _OTHER_PROTOCOL = "client refused: it speaks another protocol"
@@ -28,6 +32,8 @@ class ClientWarnings:
         reason names the protocols of client and port."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
+        self._unsupported: set[tuple[str, str]] = set()
+        """User and reason of each warning about an unsupported feature."""
 
     def warn_of_other_protocol(self, client: str, error: OtherProtocolError) -> None:
         """Log a client of another protocol. Each protocol has one warning a minute for all ports of one protocol, as a
@@ -50,9 +56,17 @@ class ClientWarnings:
             fields = {"header": header, "frame": frame, "user": user, "client": client, "instead": instead}
             logger.warning(_UNKNOWN_HEADER if is_unknown else _FOREIGN_HEADER, extra=fields)
 
+    def warn_of_unsupported(self, client: str, user: str, reason: str) -> None:
+        """Log that a feature that a client has asked for is not supported, once for each reason and user."""
+        key = (user, reason)
+        if key not in self._unsupported and len(self._unsupported) < UNSUPPORTED_MAX:
+            self._unsupported.add(key)
+            logger.warning(_UNSUPPORTED, extra={"client": client, "user": user, "reason": reason})
+
     def keep_users(self, users: Container[str]) -> None:
         """Forget the warnings of all users but these."""
         self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
+        self._unsupported = {(user, reason) for user, reason in self._unsupported if user in users}
 
     def warn_of_unchecked_login(self, client: str) -> None:
         """Log that logins are not checked. Only the first call logs, as many clients send a login on each CONNECT."""

@@ -255,7 +255,7 @@ class Execution:
         now on."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.commands.transactions.mark_rollback_only(session, name, str(error))
+            self._engine.commands.transactions.mark_rollback_only(session, name, error)
         self._peers[session].send_error(error)
 
     # ---- Commands ----

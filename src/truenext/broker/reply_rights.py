@@ -188,9 +188,9 @@ class ReplyRights:
                     name = self._user_name(consumer.session)
                     if name not in users:
                         users.add(name)
-                        self._give_rights(name, reply_to_address(message))
+                        self._add_rights(name, reply_to_address(message))
 
-    def _give_rights(self, user: str, reply_to: str) -> None:
+    def _add_rights(self, user: str, reply_to: str) -> None:
         for address, session_id in _named_in(reply_to):
             # A JMS client that has lost its connection may be about to connect again.
             repliers = self._repliers_of(session_id) or self._ended.get(session_id)

@@ -57,8 +57,8 @@ class BrokerSettings:
     )
     server_name: str = setting(
         f"truenext/{VERSION}",
-        "Value of the header `server` of CONNECTED, and the broker's name for JMS clients: NAME or NAME/VERSION, at most "
-        "255 characters.",
+        "Value of the header `server` of CONNECTED, and the broker's name for JMS clients: NAME or NAME/VERSION, at "
+        "most 255 characters.",
         fixed=_WITH_CONNECTIONS,
         reason="The true name of the broker. Set another name for a client that accepts only brokers that it knows by "
         "name.",

@@ -36,7 +36,6 @@ _FLOAT = struct.Struct(">f")
 _DOUBLE = struct.Struct(">d")
 _BYTE = struct.Struct(">b")
 _INT_MAX = 2**31 - 1
-_LONG_MAX = 2**63 - 1
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
 _NULL, _PRESENT = b"\0", b"\1"
 
@@ -302,8 +301,3 @@ _VALUE_WRITERS: dict[Tag, Callable[..., bytes]] = {
 def clamp_int(number: int) -> int:
     """Return the number, or the nearest one of 32 bits."""
     return max(-_INT_MAX - 1, min(number, _INT_MAX))
-
-
-def clamp_long(number: int) -> int:
-    """Return the number, or the nearest one of 64 bits."""
-    return max(-_LONG_MAX - 1, min(number, _LONG_MAX))

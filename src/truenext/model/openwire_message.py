@@ -43,7 +43,6 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.header_lines import (
     ADDED_HEADERS,
     HOP_BY_HOP_HEADERS,
-    SCHEDULE_PREFIX,
     decode_header_lines,
     encode_header_lines,
     first_destination_of,
@@ -107,7 +106,6 @@ _SIZES = {
     **dict.fromkeys((Tag.LONG, Tag.DOUBLE), 8),
 }
 """Bytes of the values of a type, without the tag."""
-_SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
 _MESSAGE_BYTES = 1024
 """Bytes that ActiveMQ counts for a message without content and properties."""
 _MAP_AT = 9
@@ -328,12 +326,6 @@ def properties_of(message: SentMessage) -> dict[str, TypedValue]:
         return reader.read_map() or {}
     except RemoteProtocolError:
         return {}
-
-
-def may_be_scheduled(message: SentMessage) -> bool:
-    """Return whether a message in OpenWire form may have a property of a scheduled send. `properties_of` tells."""
-    (*_, content_end) = BODY_HEAD.unpack_from(message.body)
-    return message.body.find(_SCHEDULE_PREFIX, content_end) >= 0
 
 
 def window_bytes(message: SentMessage) -> int:

@@ -174,9 +174,12 @@ class ServerConnection:
         """Send an ERROR for the last command, and keep the connection open."""
         reason = str(error)
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
+        if error.code is Code.NOT_SUPPORTED:
+            self._broker.warnings.warn_of_unsupported(self._name, self._broker.users.name_of(self._session), reason)
         frame_number = self._wire.mark_refused()
         receipt = self._wire.last_receipt
-        self._broker.answer(self._session, make_error_answer(reason, error.code, receipt, frame_number))
+        answer = make_error_answer(reason, error.code, receipt, frame_number, error.cause)
+        self._broker.answer(self._session, answer)
 
     # ---- The end ----
 

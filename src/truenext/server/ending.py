@@ -316,7 +316,9 @@ class Ending:
         logger.info("client lost", extra={"client": self._client, "reason": reason})
 
 
-def make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
+def make_error_answer(
+    reason: str, code: Code, receipt: str | None, frame: int = 0, cause: Code | None = None
+) -> ErrorAnswer:
     """Make an ERROR. The reason may repeat text of the client, so it is cut: to 200 characters in the header `message`,
     to _REASON_LENGTH_MAX in the body."""
-    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)
+    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame, cause)

@@ -119,18 +119,19 @@ def _client_error(port: _Port, protocol: str) -> OtherProtocolError:
     reason = f"the client speaks {protocol}, and this port speaks {port.versions}"
     answer = b""
     if protocol == "TLS":
-        reason += " without TLS"
+        reason += f" without TLS: connect without TLS, or {_add_listener(f'{port.protocol.lower()}+ssl')}"
         answer = _TLS_ALERT
     elif protocol == "HTTP":
         answer = _http_answer(f"{reason}: connect with a client of {port.protocol}.\n".encode())
     elif protocol == port.other:
-        reason += (
-            f": for {protocol}, add {protocol.lower()}://HOST:PORT to the addresses at which the broker listens "
-            "(--listen)"
-        )
+        reason += f": for {protocol}, {_add_listener(protocol.lower())}"
         if protocol == "STOMP":
             answer = _stomp_answer(reason)
     return OtherProtocolError(reason, protocol, answer)
+
+
+def _add_listener(scheme: str) -> str:
+    return f"add {scheme}://HOST:PORT to the addresses at which the broker listens (--listen)"
 
 
 def _http_answer(text: bytes) -> bytes:

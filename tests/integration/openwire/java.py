@@ -33,12 +33,17 @@ def _paths(jars: Sequence[str]) -> list[Path]:
     return [_FOLDER / f"{name}.jar" for name in jars]
 
 
+def class_path(jars: Sequence[str] = CLIENT) -> str:
+    """Return the class path of programs that need these libraries."""
+    return ":".join(map(str, _paths(jars)))
+
+
 class Programs:
     """Compiled programs of one class."""
 
     def __init__(self, folder: Path, source: str = "JmsCases.java", jars: Sequence[str] = CLIENT) -> None:
         self._class = Path(source).stem
-        self._path = ":".join([*map(str, _paths(jars)), str(folder)])
+        self._path = f"{class_path(jars)}:{folder}"
         subprocess.run(
             ["javac", "-nowarn", "-cp", self._path, "-d", str(folder), str(_SOURCES / source)],
             check=True,

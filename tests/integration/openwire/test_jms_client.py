@@ -160,7 +160,7 @@ def test_producer_with_a_window_goes_on(broker: BrokerProcess, queue: str, java:
     assert java.run("window", url_of(broker), queue) == ["50"]
 
 
-def test_what_is_not_offered_is_refused_by_name(broker: BrokerProcess, queue: str, java: Programs) -> None:
+def test_feature_that_is_not_offered_is_refused_by_name(broker: BrokerProcess, queue: str, java: Programs) -> None:
     said = java.run("refused", url_of(broker), queue)
     for line, (name, what) in zip(
         said,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.raw_client import RECEIVE_SECONDS
@@ -39,7 +40,16 @@ def options() -> Sequence[str]:
 class JmsClient:
     """Client of OpenWire that keeps what the broker sends."""
 
-    def __init__(self, broker: BrokerProcess, *, name: str = NAME, frame_bytes_max: int = 0) -> None:
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        *,
+        name: str = NAME,
+        frame_bytes_max: int = 0,
+        user: str | None = None,
+        password: str | None = None,
+        is_fault_tolerant: bool = False,
+    ) -> None:
         port = int(broker.openwire_url.rpartition(":")[2])
         self.name = name
         self._sock = socket.create_connection(("127.0.0.1", port))
@@ -47,8 +57,13 @@ class JmsClient:
         self._data = b""
         self._number = 1
         self._sock.sendall(wire_format_info(frame_bytes_max))
-        self.send(ConnectionInfo(1, True, ConnectionId(name)))
-        self.await_response(1)
+        login = ConnectionInfo(1, True, ConnectionId(name), user_name=user, password=password)
+        self.send(replace(login, is_fault_tolerant=is_fault_tolerant))
+        try:
+            self.await_response(1)
+        except AssertionError:
+            self.close()
+            raise
 
     def send(self, *structures: Structure) -> None:
         self._sock.sendall(b"".join(map(encode_frame, structures)))
@@ -224,3 +239,15 @@ def test_message_that_is_too_large_for_the_client_becomes_a_dead_letter_and_stay
     broker.await_facts(dead, waiting=1, unacknowledged=0)
     warnings = [line for line in broker.log.splitlines() if "too large for the client" in line]
     assert len(warnings) == 2 and f"for {queue} makes a frame of" in warnings[0]
+
+
+def test_feature_that_is_not_offered_is_logged_for_the_operator(
+    broker: BrokerProcess, queue: str, clients: list[JmsClient]
+) -> None:
+    clients.append(client := JmsClient(broker))
+    for selector in ("a = 1", "a = 1", "a ="):
+        destination = QueueName(f"{queue}.>") if selector == "a = 1" else QueueName(queue)
+        client.send(ConsumerInfo(2, True, ConsumerId(NAME, 1, 1), destination=destination, selector=selector))
+        assert isinstance(client.next(), ExceptionResponse)
+    (line,) = [line for line in broker.log.splitlines() if "frame refused" in line and queue in line]
+    assert f"a consumer of a pattern, {queue}.>" in line and "WARNING" in line

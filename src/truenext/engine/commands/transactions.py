@@ -167,15 +167,18 @@ class Transactions:
             if not transaction.counts_any():
                 self.abort_open(session, name, counts_all=False)
 
-    def mark_rollback_only(self, session: ConnectionState, name: str, refusal: str = "") -> None:
-        """Mark a transaction as rollback-only, because one of its frames was refused with the text `refusal`. Does
-        nothing if it is not open."""
+    def mark_rollback_only(
+        self, session: ConnectionState, name: str, refusal: RemoteProtocolError | None = None
+    ) -> None:
+        """Mark a transaction as rollback-only, because one of its frames was refused. Does nothing if it is not
+        open."""
         transaction = session.transactions.get(name)
         if transaction is not None:
             transaction.is_rollback_only = True
-            if session.is_jms_client:
+            if session.is_jms_client and refusal is not None:
                 # A send in a transaction is not answered: its COMMIT is the first to say what was wrong.
-                transaction.refusal = transaction.refusal or refusal
+                transaction.refusal = transaction.refusal or str(refusal)
+                transaction.refusal_code = transaction.refusal_code or refusal.code
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
         """End all transactions of a connection that ends, and requeue their messages. Nacked messages are requeued for

@@ -69,7 +69,7 @@ def nack_count(nack: Nack) -> int:
 class BrokerTransaction(EntryHolder):
     __slots__ = (
         *("balance", "counts_all", "cron_count", "held", "is_rollback_only", "message_count"),
-        *("nacks", "refusal", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
+        *("nacks", "refusal", "refusal_code", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
     )
 
     def __init__(self, *, counts_all: bool = True) -> None:
@@ -97,6 +97,8 @@ class BrokerTransaction(EntryHolder):
         possible."""
         self.refusal = ""
         """Error text of the frame that was refused first, if the client is a JMS client; else ""."""
+        self.refusal_code: Code | None = None
+        """Code of that error."""
         self.balance: DiskBalance | None = None
         """Bytes that the transaction frees and needs on disk; None while these bytes are not counted."""
 
@@ -229,5 +231,7 @@ def rollback_only_error(name: str, transaction: BrokerTransaction) -> RemoteProt
     """Return the error for a frame in a transaction that can only be aborted."""
     refusal = f": {transaction.refusal}" if transaction.refusal else ""
     return RemoteProtocolError(
-        f"transaction {name!r} can only be aborted: a frame of it was refused{refusal}", Code.ROLLBACK_ONLY
+        f"transaction {name!r} can only be aborted: a frame of it was refused{refusal}",
+        Code.ROLLBACK_ONLY,
+        transaction.refusal_code,
     )

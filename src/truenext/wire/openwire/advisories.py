@@ -57,7 +57,7 @@ class Process(NamedTuple):
 
 
 class AdvisoryBoard:
-    """What all processes were told, on all connections of one broker."""
+    """Temporary destinations that each process was told, on all connections of one broker."""
 
     def __init__(self) -> None:
         self._members: dict[Process, dict[Advisories, None]] = {}

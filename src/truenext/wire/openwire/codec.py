@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from truenext.errors import RemoteProtocolError
+from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
     LOGIN_BYTES_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
@@ -93,7 +94,7 @@ _CONTENT_ALONE = 1
 """Presence of the content, and no type."""
 _RUN_HEAD = Struct(">BBq20sI")
 """As BODY_HEAD, with the ends of all slices but the last as bytes."""
-SCHEDULE = b"AMQ_SCHEDULED_"
+SCHEDULE = SCHEDULE_PREFIX.encode()
 """Beginning of properties that no message in a run has."""
 _STANDARD = 2
 """Type of the acknowledgements in a run."""

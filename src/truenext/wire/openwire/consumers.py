@@ -150,7 +150,7 @@ class Consumer:
 
 
 class Consumers:
-    """All consumers and browsers of one connection."""
+    """Consumers and browsers of one connection."""
 
     def __init__(self, identity: str) -> None:
         self._identity = identity
@@ -244,8 +244,9 @@ class Consumers:
         consumer = self.find(pull.consumer_id)
         if consumer is None or consumer.is_browser or consumer.prefetch:
             return
-        consumer.requested += 1
         yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL, wait_ms=max(pull.timeout, 0))
+        # If it was refused, this is not reached.
+        consumer.requested += 1
 
     def control(self, control: ConsumerControl) -> Iterator[Command]:
         """Change the prefetch of a consumer."""
@@ -281,20 +282,20 @@ class Consumers:
             # No other consumer gets it.
             yield Ack(consumer.subscription, sequence)
 
-    def note_taken(self, ack: MessageAck, browser: Consumer) -> None:
-        """Note that the client of a browser has taken messages, whatever it says about them."""
+    def settle_shown(self, ack: MessageAck, browser: Consumer) -> None:
+        """Forget the messages of a browser that an acknowledgement of any type covers."""
         last = _sequence(ack.last_message_id)
         if last not in browser.held:
             return
-        taken = []
+        settled = []
         if ack.ack_type == INDIVIDUAL:
-            taken.append(last)
+            settled.append(last)
         else:
             for sequence in browser.held:
-                taken.append(sequence)
+                settled.append(sequence)
                 if sequence == last:
                     break
-        for sequence in taken:
+        for sequence in settled:
             browser.remove(sequence)
         self._changed[browser] = None
 

@@ -13,7 +13,6 @@ from truenext.wire.openwire.structures import (
     ConnectionControl,
     ConnectionErrorInfo,
     ConnectionId,
-    ConsumerControl,
     ConsumerId,
     DataArrayResponse,
     DestinationInfo,
@@ -26,8 +25,6 @@ from truenext.wire.openwire.structures import (
     ProducerAck,
     ProducerId,
     Response,
-    ShutdownInfo,
-    Structure,
     TemporaryQueueName,
     Throwable,
     TopicName,
@@ -52,7 +49,6 @@ _LARGE_BYTES = 16 * 1024
 """Bytes from which on a slice is joined without a copy before."""
 
 KEEP_ALIVE = encode_frame(KeepAliveInfo())
-SHUTDOWN = encode_frame(ShutdownInfo())
 _ADVISORY_TYPE = "Advisory"
 
 
@@ -185,16 +181,6 @@ def encode_connection_error(connection_id: ConnectionId | None, class_name: str,
     return encode_frame(ConnectionErrorInfo(exception=Throwable(class_name, reason), connection_id=connection_id))
 
 
-def encode_prefetch(consumer_id: ConsumerId, destination: PhysicalDestination, prefetch: int) -> bytes:
-    """Return the frame that sets a consumer's prefetch."""
-    return encode_frame(ConsumerControl(destination=destination, consumer_id=consumer_id, prefetch=prefetch))
-
-
-def encode_close_consumer(consumer_id: ConsumerId, destination: PhysicalDestination) -> bytes:
-    """Return the frame after which the client closes a consumer."""
-    return encode_frame(ConsumerControl(destination=destination, is_close=True, consumer_id=consumer_id))
-
-
 CONNECTION_CONTROL = encode_frame(ConnectionControl())
 """Frame that controls nothing, as ActiveMQ sends it to each client that can be managed."""
 
@@ -209,8 +195,3 @@ def encode_empty_array(correlation_id: int) -> bytes:
     frame = encode_frame(DataArrayResponse(correlation_id=correlation_id))
     body = frame[_SIZE.size : -1] + b"\1\0\0"
     return _SIZE.pack(len(body)) + body
-
-
-def encode_answer(answer: Structure) -> bytes:
-    """Return the frame of any other answer, such as a BrokerInfo or DataArrayResponse."""
-    return encode_frame(answer)

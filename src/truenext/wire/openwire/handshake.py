@@ -30,8 +30,6 @@ class Negotiated(NamedTuple):
     sends a KeepAliveInfo."""
     frame_bytes_max: int
     """Bytes of the largest frame that the client takes, without the four bytes of its size."""
-    provider: str
-    """Name and version of the client, for people; "" if it has sent none."""
 
 
 def encode_wire_format_info(inactivity_ms: int = INACTIVITY_MS) -> bytes:
@@ -69,19 +67,12 @@ def negotiate(client: WireFormatInfo, inactivity_ms: int = INACTIVITY_MS) -> Neg
         properties = FieldReader(client.properties).read_map() or {}
     client_ms = _number(properties, _INACTIVITY)
     frame_bytes_max = _number(properties, "MaxFrameSize")
-    provider = [_text(properties, name) for name in ("ProviderName", "ProviderVersion")]
     return Negotiated(
         keep_alive_ms=min(inactivity_ms, client_ms) if inactivity_ms > 0 and client_ms > 0 else 0,
         frame_bytes_max=min(OPENWIRE_FRAME_BYTES_MAX, frame_bytes_max if frame_bytes_max > 0 else maxsize),
-        provider=" ".join(one for one in provider if one),
     )
 
 
 def _number(properties: dict[str, TypedValue], name: str) -> int:
     value = properties.get(name)
     return value.value if value is not None and isinstance(value.value, int) else 0
-
-
-def _text(properties: dict[str, TypedValue], name: str) -> str:
-    value = properties.get(name)
-    return value.value[:100] if value is not None and isinstance(value.value, str) else ""

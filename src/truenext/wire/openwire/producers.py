@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Command, OpenProducer, Send
 from truenext.model.destination import Destination
+from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import JMS_PRODUCERS_MAX
-from truenext.model.openwire_message import BODY_HEAD, properties_of
+from truenext.model.openwire_message import properties_of, window_bytes
 from truenext.wire.openwire.codec import SCHEDULE, ProducedMessage, ProducedRun
 from truenext.wire.openwire.destinations import Destinations
 from truenext.wire.openwire.refusals import not_supported
 from truenext.wire.openwire.structures import ProducerId, ProducerInfo
-
-_MESSAGE_BYTES = 1024
-"""Bytes that a client adds to content and properties of each message, when it compares with its window."""
 
 
 class Producers:
@@ -34,6 +32,8 @@ class Producers:
         Raises: RemoteProtocolError if JMS clients cannot send to its destination, or there are too many producers
         """
         assert info.producer_id is not None, "the session checks ids"
+        if info.producer_id in self._windows:
+            return
         if len(self._windows) >= JMS_PRODUCERS_MAX:
             raise RemoteProtocolError(
                 f"this connection has {JMS_PRODUCERS_MAX} producers, the most allowed: close some", Code.LIMIT
@@ -56,11 +56,7 @@ class Producers:
         """Return the size of the ProducerAck for a message; 0 sends none."""
         if produced.response_required or not self._windows.get(produced.producer_id):
             return 0
-        body = produced.message.body
-        *_, content_at, content_end = BODY_HEAD.unpack_from(body)
-        # Each byte string has a flag and its length, or is null.
-        fields: tuple[int, int] = (content_end - content_at, len(body) - content_end)
-        return _MESSAGE_BYTES + sum(max(size - 5, 0) for size in fields)
+        return window_bytes(produced.message)
 
     def target_of_run(self, run: ProducedRun) -> Destination | None:
         """Return the destination to which the messages of a run are sent; None if each must be sent for itself.
@@ -96,6 +92,6 @@ def _name(producer_id: ProducerId) -> str:
 
 
 def _check_not_scheduled(produced: ProducedMessage) -> None:
-    scheduled = [name for name in properties_of(produced.message) if name.startswith(SCHEDULE.decode())]
+    scheduled = [name for name in properties_of(produced.message) if name.startswith(SCHEDULE_PREFIX)]
     if scheduled:
         raise not_supported(f"scheduled messages by {scheduled[0]}", "send the message when it is due")

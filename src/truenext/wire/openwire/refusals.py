@@ -1,4 +1,4 @@
-"""Refusals: the class of the Java exception for each error, and the errors for what the broker does not offer."""
+"""Refusals: class of the Java exception for each error, and errors for features that the broker does not offer."""
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
@@ -16,15 +16,19 @@ _CLASSES = {
     Code.ROLLED_BACK: f"{_JMS}TransactionRolledBackException",
     Code.NO_TRANSACTION: f"{_JMS}TransactionRolledBackException",
 }
+_CAUSES = (Code.FORBIDDEN, Code.NO_SPACE, Code.LIMIT, Code.DESTINATION)
+"""Refusals in a transaction whose class its COMMIT reports, too: no repeat of the transaction helps, as it does after a
+TransactionRolledBackException."""
 _XA_END = "xaErrorCode:-3"
 """End of the text of an XAException, from which the client takes the code XAER_RMERR."""
 
 
 def exception_class(fault: ErrorAnswer) -> str:
     """Return the name of the Java class whose exception a client gets for an error."""
-    if fault.summary.endswith(_XA_END):
+    if fault.detail.endswith(_XA_END):
         return "javax.transaction.xa.XAException"
-    return _CLASSES.get(fault.code, _JMS_EXCEPTION)
+    code = fault.cause if fault.code is Code.ROLLBACK_ONLY and fault.cause in _CAUSES else fault.code
+    return _CLASSES.get(code, _JMS_EXCEPTION)
 
 
 def not_supported(what: str, instead: str) -> RemoteProtocolError:

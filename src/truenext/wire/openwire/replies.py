@@ -1,4 +1,4 @@
-"""Replies: OpenWire frames of what the broker sends to one JMS client."""
+"""Replies: encodes the messages and answers to one JMS client as OpenWire frames."""
 
 from collections.abc import Callable, Sequence
 
@@ -107,5 +107,5 @@ class OpenWireReplies:
             return b""
         name = exception_class(fault)
         if fault.receipt is None:
-            return encode_connection_error(self.connection_id, name, fault.summary)
-        return encode_exception(int(fault.receipt), name, fault.summary)
+            return encode_connection_error(self.connection_id, name, fault.detail)
+        return encode_exception(int(fault.receipt), name, fault.detail)

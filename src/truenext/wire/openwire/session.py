@@ -36,11 +36,11 @@ from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
-    encode_answer,
     encode_empty_array,
     encode_producer_ack,
     encode_response,
 )
+from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
 from truenext.wire.openwire.refusals import foreign_id, not_supported
@@ -300,7 +300,7 @@ class OpenWireSession:
                 return
             raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
         if consumer.is_browser:
-            self._consumers.note_taken(ack, consumer)
+            self._consumers.settle_shown(ack, consumer)
             return
         name = self._transactions.name_of(ack.transaction_id)
         if name is not None and ack.ack_type:
@@ -381,7 +381,7 @@ class OpenWireSession:
             broker_id=BrokerId(f"ID:truenext-{self._identity}"),
             broker_name=self._server_name,
         )
-        frames = encode_answer(broker) + CONNECTION_CONTROL
+        frames = encode_frame(broker) + CONNECTION_CONTROL
         if self.last_receipt is not None:
             frames += encode_response(int(self.last_receipt))
         return frames
@@ -413,7 +413,12 @@ class OpenWireSession:
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
         # A client that has repeated all its commands gives its consumers their prefetch back.
         self._transactions.is_recovering = False
+        self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
+
+    def _pull(self, pull: MessagePull) -> Iterator[Command]:
+        self._check_owner(pull.consumer_id, "consumer")
+        yield from self._consumers.pull(pull)
 
     def _control_transaction(self, info: TransactionInfo) -> Iterator[Command]:
         if info.operation == RECOVER:
@@ -485,7 +490,7 @@ def _ignore(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
 
 def _refuse(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
     yield from ()
-    raise not_supported(_REFUSED[type(structure)], "leave it out")
+    raise not_supported(*_REFUSED[type(structure)])
 
 
 # The methods of a session, as a session that refers to its own methods is freed late.
@@ -494,7 +499,7 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     ProducerInfo: OpenWireSession._add_producer,
     ConsumerInfo: OpenWireSession._add_consumer,
     MessageAck: OpenWireSession._acknowledge,
-    MessagePull: lambda session, pull: session._consumers.pull(pull),
+    MessagePull: OpenWireSession._pull,
     ConsumerControl: OpenWireSession._control_consumer,
     TransactionInfo: OpenWireSession._control_transaction,
     DestinationInfo: OpenWireSession._control_destination,
@@ -503,11 +508,11 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     **dict.fromkeys((ConnectionControl, FlushCommand, Response), _ignore),
     **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
 }
-_REFUSED: dict[type[Structure], str] = {
-    BrokerInfo: "networks of brokers",
-    ControlCommand: "ControlCommand",
-    RemoveSubscriptionInfo: "durable subscriptions",
-    BlobMessage: "BlobMessages",
+_REFUSED: dict[type[Structure], tuple[str, str]] = {
+    BrokerInfo: ("networks of brokers", "connect clients only"),
+    ControlCommand: ("ControlCommand", "use the command truenext"),
+    RemoveSubscriptionInfo: ("durable subscriptions", "consume from a queue"),
+    BlobMessage: ("BlobMessages", "send the content as a BytesMessage"),
 }
 
 
