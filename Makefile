@@ -115,14 +115,14 @@ test-spark: .venv/spark
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
 
 search: .venv/spark ## Every order of steps of two protocols, with more that goes wrong than in make test: exactly-once processing (minutes), and the sink of Spark (an hour)
 	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py
 	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 

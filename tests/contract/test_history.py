@@ -876,11 +876,12 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     assert path.exists()
 
 
-def test_history_of_the_version_before_is_read_and_goes_on_in_a_new_file(tmp_path: Path) -> None:
-    """Version 9 has fewer kinds of events, and is otherwise the same."""
+@pytest.mark.parametrize("version", range(OLDEST_HISTORY_VERSION, HISTORY_VERSION))
+def test_history_of_a_version_before_is_read_and_goes_on_in_a_new_file(tmp_path: Path, version: int) -> None:
+    """Earlier versions have fewer kinds and reasons of events, and are otherwise the same."""
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
-    of_version(path, OLDEST_HISTORY_VERSION)
+    of_version(path, version)
     before = path.read_bytes()
     history = HistoryWriter(tmp_path)
     run, event = history.start_run(after_clean_stop=True)

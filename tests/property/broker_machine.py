@@ -303,6 +303,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "pull_and_wait": (1, {"which": PICK, "messages": OneOf([1, 2, 100])}),
+    "pull_for": (0, {"which": PICK, "messages": OneOf([1, 1, 2]), "milliseconds": OneOf([1, 5, 20, 1000])}),
     "withdraw": (1, {"which": PICK, "has_correlation": YES_OR_NO, "pulls_again": OneOf([False] * 4 + [True])}),
     "send_invalid_request": (1, {"peer_index": PICK, "which": PICK, "what": OneOf(INVALID_REQUESTS)}),
     "mark_rollback_only": (0, {"which": PICK}),
@@ -809,6 +810,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "wake": not self._wakeable(),
             "pull": not self._pulling(),
             "pull_and_wait": not self._pulling(),
+            "pull_for": not self._pulling(),
             "withdraw": not self._pulling(),
             "mark_rollback_only": not self._doomable(),
             "send_without_room": not self._open_transactions(),
@@ -895,6 +897,8 @@ class BrokerMachine(RuleBasedStateMachine):
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         if peer.is_jms_client:
             mode, is_pulling = AckMode.INDIVIDUAL, True  # C26.3
+        elif window == 0:
+            window = 1
         if is_pulling:
             mode = AckMode.INDIVIDUAL if mode is AckMode.AUTO else mode
             window, has_express = None, False
@@ -923,8 +927,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if queue.startswith("Consumer.") or durable:
             # From its receipt on it collects.
             self.request_receipt(peer_index)
-        if peer.is_jms_client:
-            self._pull(reader, arguments["window"] or 100, True, None)
+        if peer.is_jms_client and (prefetch := _prefetch(arguments)):
+            self._pull(reader, prefetch, True, None)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -1422,8 +1426,13 @@ class BrokerMachine(RuleBasedStateMachine):
         reader = _one_of(self._pulling(), which)
         self._pull(reader, messages, waits, self._fresh("a") if has_correlation else None)
 
-    def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
-        credit = Credit(reader.subscription, messages, waits, correlation)
+    def pull_for(self, which: int, messages: int, milliseconds: int) -> None:
+        """C26.4: a pull request with a time."""
+        reader = _one_of(self._pulling(), which)
+        self._pull(reader, messages, True, self._fresh("a"), milliseconds)
+
+    def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None, wait_ms: int = 0) -> None:
+        credit = Credit(reader.subscription, messages, waits, correlation, wait_ms)
         note(f"engine.commands.pull({reader.peer.name}, {credit})")
         withdrawn = self.engine.commands.pull(self.sessions[reader.peer], credit)
         answer = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
@@ -1432,7 +1441,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         if answer is not None:
             raise Disagreement(f"{reader} has asked for more, and is told {answer}")
-        self.oracle.pull(reader, messages, waits=waits, correlation=correlation)
+        self.oracle.pull(reader, messages, waits=waits, correlation=correlation, wait_ms=wait_ms)
 
     def pull_and_wait(self, which: int, messages: int) -> None:
         """Pull without other actions until all ready messages have come, or the end of the pull request is reported."""
@@ -3411,6 +3420,7 @@ class JmsMachine(BrokerMachine):
         "close": 8,
         "nack": 3,
         "pull": 2,
+        "pull_for": 6,
         "withdraw": 2,
         "mark_rollback_only": 1,
         "commit": 10,
@@ -3439,7 +3449,7 @@ class JmsMachine(BrokerMachine):
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a", "/topic/news"]),
             "mode": OneOf([AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.AUTO]),
-            "window": OneOf([1, 2, 3, 5, 8, None]),
+            "window": OneOf([0, 0, 1, 2, 3, 5, 8, None]),
             "selector": OneOf([None] * 10 + sorted(SELECTORS_OF_CONSUMERS)),
         },
         "send": {
@@ -3467,9 +3477,9 @@ class JmsMachine(BrokerMachine):
     def turn_and_send(self) -> None:
         """C26.3: before the turn, as after a read of the socket, messages are requested up to the prefetch."""
         for reader in [reader for reader in self.oracle.readers if reader.peer.is_jms_client]:
-            prefetch = self.subscribe_arguments[reader]["window"] or 100
+            prefetch = _prefetch(self.subscribe_arguments[reader])
             missing = prefetch - len(self.oracle.unacknowledged(reader)) - reader.requested
-            if missing > 0:
+            if prefetch and missing > 0:
                 self._pull(reader, missing, True, None)
         super().turn_and_send()
 
@@ -3556,6 +3566,12 @@ def _query_waiting(engine: Engine, queue: Queue) -> None:
         for cursor in scan.cursors.values():
             assert isinstance(cursor, GroupScanCursor)
             cursor.first_for(consumer)
+
+
+def _prefetch(subscribe_arguments: dict[str, Any]) -> int:
+    """Return the prefetch of a JMS client's consumer (C26.3)."""
+    window = subscribe_arguments["window"]
+    return 100 if window is None else window
 
 
 def _one_of(items: list[T], which: int) -> T:

@@ -212,6 +212,8 @@ class Reader:
     """True if the pull request stays until all its messages have come (C21.2)."""
     correlation: str | None = None
     """Correlation of the last pull request."""
+    pull_ends_ms: int | None = None
+    """C26.4: time at which the pull request is withdrawn, by the clock that does not jump."""
 
     @property
     def is_of_many(self) -> bool:
@@ -820,14 +822,19 @@ class Oracle:
     def wake(self, reader: Reader) -> None:
         reader.is_suspended = False
 
-    def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
+    def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None, wait_ms: int = 0) -> None:
         """C21.6: a pull request that comes while another is open adds to it; whether it waits is what the last one
         says. C21.4: it wakes a suspended subscription."""
         assert reader.requested + messages <= REQUESTED_MAX
         reader.requested += messages
         reader.waits = waits
         reader.correlation = correlation
+        reader.pull_ends_ms = self.steady_ms + wait_ms if wait_ms else None
         reader.is_suspended = False
+
+    def _is_pull_over(self, reader: Reader) -> bool:
+        """C26.4."""
+        return reader.requested > 0 and reader.pull_ends_ms is not None and reader.pull_ends_ms <= self.steady_ms
 
     def withdraw(self, reader: Reader, correlation: str | None, answer: Ended | None) -> None:
         """C21.5: answered at once, with how many have not come, and nothing comes behind the answer."""
@@ -1720,7 +1727,7 @@ class Oracle:
             ]
             if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
-            if reader.requested and not reader.waits and not self.is_full(reader.peer):
+            if self._is_pull_over(reader) or (reader.requested and not reader.waits and not self.is_full(reader.peer)):
                 raise Disagreement(f"{reader} is never told that {reader.requested} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
@@ -2253,7 +2260,8 @@ class Oracle:
                     raise Disagreement(f"{reader}, which has ended, is told {rest}")
                 continue
             expected = Ended(reader.requested, reader.correlation)
-            can_end = reader.requested > 0 and not reader.waits and not self._is_any_ready(reader)
+            is_over = self._is_pull_over(reader)
+            can_end = is_over or (reader.requested > 0 and not reader.waits and not self._is_any_ready(reader))
             if rest and (not can_end or rest != [expected]):
                 raise Disagreement(
                     f"{reader} is told {rest}; by the contract it has asked for {expected}, it "
@@ -2261,7 +2269,7 @@ class Oracle:
                 )
             if rest:
                 reader.requested = 0
-            elif can_end and self._must_end(reader):
+            elif is_over or (can_end and self._must_end(reader)):
                 raise Disagreement(f"nothing is ready for {reader}, and it is not told that {expected} is over")
 
     def _is_any_ready(self, reader: Reader) -> bool:

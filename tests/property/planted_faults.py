@@ -1159,7 +1159,7 @@ def a_kept_message_is_dispatched_again_after_a_rollback(patch: Patch) -> None:
     targets.ABORT.replace(patch, faulty)
 
 
-@shows_in(JmsMachine)
+@shows_in(JmsMachine, first=1)
 def a_commit_acknowledges_kept_messages_but_the_first_alone(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, kept: Iterable[tuple[BrokerConsumer, int]]) -> list[Entry]:
         return take_kept(acknowledging, list(kept)[:1])
@@ -1246,7 +1246,7 @@ def the_end_of_a_connection_by_command_looks_like_a_loss(patch: Patch) -> None:
     targets.END_CONSUMER.replace(patch, faulty)
 
 
-@shows_in(JmsMachine, first=13)
+@shows_in(JmsMachine, first=14)
 def a_producer_of_a_stomp_client_is_forgotten_for_one_of_a_jms_client(patch: Patch) -> None:
     def faulty(registry: JmsProducerRegistry) -> None:
         others = engine().state.producers
@@ -1260,7 +1260,7 @@ def a_producer_of_a_stomp_client_is_forgotten_for_one_of_a_jms_client(patch: Pat
     targets.FORGET_JMS_PRODUCER_EARLY.replace(patch, faulty)
 
 
-@shows_in(JmsMachine)
+@shows_in(JmsMachine, first=2)
 def the_jms_producer_that_was_used_last_is_forgotten(patch: Patch) -> None:
     targets.LONGEST_UNUSED_JMS_PRODUCER.replace(
         patch, lambda registry: next(reversed(list(targets.producers(registry))), None)
@@ -1270,6 +1270,23 @@ def the_jms_producer_that_was_used_last_is_forgotten(patch: Patch) -> None:
 @shows_in(JmsMachine)
 def producers_of_jms_clients_are_forgotten_by_the_name_of_others(patch: Patch) -> None:
     targets.PRODUCERS_OF.replace(patch, lambda state, session: state.producers)
+
+
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_never_withdrawn(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests) -> None:
+        pull_requests.next_end_us = None
+
+    targets.END_OVERDUE_PULL_REQUESTS.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_withdrawn_early(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, -(-wait_ms // 2))
+
+    add = targets.ADD_PULL_REQUEST.original
+    targets.ADD_PULL_REQUEST.replace(patch, faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------
@@ -4413,8 +4430,8 @@ def a_pull_request_ended_by_a_release_is_answered(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_waiting_pull_request_ends_when_no_message_is_ready(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
-        add(pull_requests, consumer)
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, wait_ms)
         pull_requests.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     add = targets.ADD_PULL_REQUEST.original

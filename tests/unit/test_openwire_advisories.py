@@ -73,6 +73,16 @@ def board() -> AdvisoryBoard:
     return AdvisoryBoard()
 
 
+def test_process_of_the_owner_is_told_when_it_subscribes_to_advisories_later(board: AdvisoryBoard) -> None:
+    owner = Client(connection=OWNER, board=board)
+    owner.send(DestinationInfo(3, False, ConnectionId(OWNER), REPLIES))
+    first, other = subscribed("ID:owner-1-2:1", board), subscribed("ID:b-1-1:1", board)
+    assert (told(first), told(other)) == (ADDED, [])
+    owner.send(DestinationInfo(4, False, ConnectionId(OWNER), REPLIES, 1))
+    assert told(first) == REMOVED
+    assert told(subscribed("ID:owner-1-3:1", board)) == []
+
+
 def test_client_is_told_once_and_before_the_message(board: AdvisoryBoard) -> None:
     client = subscribed("ID:b-1-1:1", board)
     client.consume()
@@ -128,7 +138,7 @@ ENDS: list[Callable[[Client], None]] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["removed", "connection removed", "connection lost"])
-def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
+def test_process_told_of_a_destination_is_told_of_its_end(board: AdvisoryBoard, end: Callable[[Client], None]) -> None:
     owner = owner_of_replies(board)
     client, same = subscribed("ID:b-1-1:1", board), subscribed("ID:b-1-1:2", board)
     other = subscribed("ID:b-2-1:1", board)
@@ -143,7 +153,7 @@ def test_process_that_was_told_is_told_of_the_end(board: AdvisoryBoard, end: Cal
     assert told(client) == ADDED, "a message may come late"
 
 
-def test_process_that_was_told_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
+def test_process_told_of_an_end_is_told_again_if_the_owner_connects_again(board: AdvisoryBoard) -> None:
     owner = owner_of_replies(board)
     client, other = subscribed("ID:b-1-1:1", board), subscribed("ID:b-2-1:1", board)
     client.consume()

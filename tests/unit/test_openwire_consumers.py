@@ -20,6 +20,7 @@ from truenext.model.commands import (
     Credit,
     InvalidFrame,
     Nack,
+    Send,
     Subscribe,
 )
 from truenext.model.destination import parse_address
@@ -471,6 +472,42 @@ def test_kept_messages_of_a_consumer_that_ends_are_the_transactions() -> None:
     assert client.take_commands() == [Commit("1", acks=[])]
 
 
+def test_consumer_that_has_ended_requests_nothing_at_the_commit_of_its_transaction() -> None:
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.send(
+        MessageAck(9, False, QUEUE, client.transaction(), client.consumer_id(), STANDARD, None, message_id(1), 1),
+        RemoveInfo(7, False, client.consumer_id(), 2),
+    )
+    client.take_commands()
+    client.control(COMMIT_ONE_PHASE)
+    assert client.take_commands() == [Commit("1", acks=[])]
+
+
+@pytest.mark.parametrize("acknowledges_later", [False, True])
+@pytest.mark.parametrize("is_refused_by_engine", [False, True])
+def test_end_of_a_consumer_is_not_refused_with_its_transaction(
+    acknowledges_later: bool, is_refused_by_engine: bool
+) -> None:
+    # C26.6
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.take_commands()
+    if is_refused_by_engine:
+        client.refuses = lambda command: isinstance(command, Send | Ack)
+        client.send(message_in_transaction(client, 1))
+    else:
+        client.ack(POISON, 1, 1, transaction=1)
+    if acknowledges_later:
+        client.ack(STANDARD, 1, 2, 2, transaction=1)
+    client.take_commands()
+    client.take_answers()
+    client.send(RemoveInfo(7, True, client.consumer_id(), 2))
+    assert client.take_commands() == [Close(["1:1"], 2)]
+    assert client.take_answers() == [Response(correlation_id=7)]
+
+
 def commit_is_refused(client: Client) -> bool:
     """Commit transaction 1, and return whether that is refused and the transaction aborted."""
     client.take_commands()
@@ -523,6 +560,28 @@ def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_ses
     assert commit_is_refused(client) == (session == 1 and not is_acknowledging)
 
 
+def test_repeated_transaction_whose_session_only_browses_is_committed() -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(500, is_browser=True)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    assert not commit_is_refused(client)
+
+
+def test_repeated_transaction_with_acknowledgements_of_a_consumer_that_has_ended_is_committed() -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(3)
+    client.consume(3, value=2)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    client.deliver(1)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.send(RemoveInfo(7, False, client.consumer_id(), 1))
+    assert not commit_is_refused(client)
+
+
 @pytest.mark.parametrize("is_reconnect", [False, True])
 def test_transaction_that_is_begun_on_this_connection_needs_no_acknowledgements(is_reconnect: bool) -> None:
     client = Client(is_reconnect=is_reconnect)
@@ -550,10 +609,20 @@ def test_consumer_ends_even_if_its_transaction_takes_no_acknowledgements() -> No
     client.ack(STANDARD, 1, 2, 2, transaction=1)
     client.take_commands()
     client.take_answers()
+    client.control(BEGIN, 2)
+    client.deliver(3, 4)
+    client.ack(STANDARD, 3, 4, 2, transaction=2)
+    client.take_commands()
+    client.take_answers()
     client.refuses = lambda command: isinstance(command, Ack)
     client.send(RemoveInfo(7, True, client.consumer_id(), 2))
     assert client.take_commands() == [Close(["1:1"], 2)]
-    client.consume()
+    answers = client.take_answers()
+    assert [each.correlation_id for each in answers if isinstance(each, Response)] == [7]
+    assert len(answers) == 2, "one refusal of each transaction"
+    client.refuses = lambda _: False
+    client.send(ConsumerInfo(5, True, client.consumer_id(), destination=QUEUE, prefetch_size=3))
+    assert [type(command) for command in client.take_commands()] == [Subscribe, Credit], "the consumer has ended"
 
 
 @pytest.mark.parametrize(("named", "last"), [(-2, None), (-1, None), (0, 0), (5, 5)])
@@ -618,8 +687,17 @@ class Window(RuleBasedStateMachine):
         last = self.held[min(at, len(self.held) - 1)]
         covered = self.held[: self.held.index(last) + 1]
         self.client.ack(STANDARD, self.held[0], last, len(covered), transaction=self.transaction)
-        self.kept = covered if len(covered) > len(self.kept) else self.kept
+        self.kept = [*self.kept, *covered]
         self.reported |= set(covered)
+        self.note()
+
+    @precondition(lambda self: self.is_open and self.held)
+    @rule(at=st.integers(0, 5))
+    def keep_one(self, at: int) -> None:
+        one = self.held[min(at, len(self.held) - 1)]
+        self.client.ack(INDIVIDUAL, None, one, transaction=self.transaction)
+        self.kept = [*self.kept, one]
+        self.reported.add(one)
         self.note()
 
     @precondition(lambda self: self.is_open)

@@ -32,11 +32,12 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 10
+HISTORY_VERSION = 11
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version of the files that this truenext reads. Files of version 9 have no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 10 have no reason `closed`, and files of
+version 9 no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -153,7 +154,7 @@ REASONS = (
     *("", "released", "clean", "unclean", DELAYED, BLOCKING, "due"),
     *_DELAYABLE,
     *(f"{failure} and {wait}" for failure in _DELAYABLE for wait in (DELAYED, BLOCKING)),
-    # Last, so that the codes of the others stay: files of earlier checkouts have the same version.
+    # Last, so that the codes of the others are those of versions 9 and 10.
     CLOSED,
 )
 """Texts of the column `reason`, by code: why a message was requeued, and whether it waits; or how the run before has

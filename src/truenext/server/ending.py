@@ -60,7 +60,7 @@ class Ending:
         """`client` is the client's address. Call `attach` before anything else."""
         self.life = ConnectionLife()
         self._session = session
-        self._rules, self._replies = wire.rules, wire.replies
+        self._rules, self._replies, self._detach = wire.rules, wire.replies, wire.detach
         self._broker = broker
         self._socket = client_socket
         self._loop = loop
@@ -182,6 +182,8 @@ class Ending:
         attempts as after a lost connection (C10.2), or none if `is_exempt`."""
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        # Before the client can make its temporary destinations again, on a new connection.
+        self._detach()
 
     def on_last_answer(self) -> None:
         """Close our side of the socket once all was sent, or the whole socket after CLOSE_TIMEOUT_S."""

@@ -67,11 +67,27 @@ class AdvisoryBoard:
         self._ended: dict[PhysicalName, list[Process]] = {}
         """Processes that were told of the end of a temporary destination, the oldest end first."""
         self._announced_count = 0
+        self._owned: dict[Process, dict[PhysicalName, None]] = {}
+        """Temporary destinations that each process has made."""
+
+    def add_own(self, process: Process, name: PhysicalName) -> None:
+        """Add a temporary destination that a process has made."""
+        self._owned.setdefault(process, {})[name] = None
+
+    def remove_own(self, process: Process, name: PhysicalName) -> None:
+        owned = self._owned[process]
+        del owned[name]
+        if not owned:
+            del self._owned[process]
 
     def add(self, process: Process, advisories: "Advisories") -> None:
-        """Add a connection, and tell it what its process was told."""
+        """Add a connection, and tell it what its process was told, or has made itself."""
         self._members.setdefault(process, {})[advisories] = None
-        for name in self._announced.setdefault(process, {}):
+        if process not in self._announced:
+            announced = self._announced[process] = {}
+            for name in self._owned.get(process, ()):
+                self._remember(announced, name)
+        for name in self._announced[process]:
             advisories.outgoing += advisories.encode(name)
 
     def remove(self, process: Process, advisories: "Advisories") -> None:
@@ -181,12 +197,14 @@ class Advisories:
         may ask and answer on two of them, and would read the message on one before the advisory on the other."""
         if name not in self._own:
             self._own[name] = None
+            self._board.add_own(self._process, name)
             self._board.begin_again(name)
             self._board.announce(self._process, self, name)
 
     def end_own(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination of this connection."""
         if self._own.pop(name, 0) is None:
+            self._board.remove_own(self._process, name)
             self._board.end(name)
 
     def end(self) -> None:

@@ -105,12 +105,16 @@ class Consumer:
         held = self.held
         is_reached = False
         marked = []
+        # Those that are not delivered are the last ones, or nearly.
+        remaining = len(held) - self.delivered_count
         for sequence in reversed(held):
+            if not remaining:
+                break
             is_reached = is_reached or sequence == last
-            if is_reached:
-                if held[sequence]:
-                    break
-                marked.append(sequence)
+            if not held[sequence]:
+                remaining -= 1
+                if is_reached:
+                    marked.append(sequence)
         for sequence in marked:
             held[sequence] = True
         self.delivered_count += len(marked)
@@ -214,7 +218,9 @@ class Consumers:
         for consumer in consumers:
             # What waits for COMMIT belongs to the transaction from now on.
             for sequence, transaction in consumer.kept.items():
-                yield Ack(consumer.subscription, sequence, transaction)
+                # After a refusal nothing more is kept for this transaction.
+                if sequence in consumer.kept:
+                    yield Ack(consumer.subscription, sequence, transaction)
         yield Close([each.subscription for each in consumers], last_delivered if last_delivered >= 0 else None)
         for consumer in consumers:
             del self.by_subscription[consumer.subscription]
@@ -261,8 +267,9 @@ class Consumers:
         self._changed[consumer] = None
 
     def on_changed(self, consumer: Consumer) -> None:
-        """Note that messages may have to be requested for a consumer."""
-        self._changed[consumer] = None
+        """Note that messages may have to be requested for a consumer, unless it has ended."""
+        if self.by_subscription.get(consumer.subscription) is consumer:
+            self._changed[consumer] = None
 
     def reject(self, consumer: Consumer, sequence: int, reason: str) -> None:
         """Note that a message that was just dispatched cannot be sent. Its consumer does not hold it."""

@@ -212,9 +212,14 @@ class OpenWireSession:
             raise RemoteProtocolError(f"{type(structure).__name__} is not for clients to send", Code.COMMAND)
         for command in handler(self, structure):
             yield command
-            # An acknowledgement here is of a consumer that ends, which it does in any case.
-            if self._is_refused and not isinstance(command, Ack):
+            if not self._is_refused:
+                continue
+            if not isinstance(command, Ack) or command.transaction is None:
                 break
+            # What a consumer that ends has kept. It ends in any case, and the client's command is answered now.
+            self._transactions.note_refusal(command.transaction)
+            self.last_receipt = None
+            self._is_refused = False
         if self._is_refused:
             self.last_receipt = None
             if isinstance(structure, TransactionInfo):
@@ -243,7 +248,10 @@ class OpenWireSession:
         elif target is not None and name is not None:
             self._transactions.note_message(name, run.producer_id.session_id)
             for message in run.messages:
+                self._is_refused = False
                 yield Send(target, message, name)
+                if self._is_refused:
+                    self._transactions.note_refusal(name)
             return
         for number in range(executed, len(run.messages)):
             produced = run.single(number)
@@ -290,7 +298,10 @@ class OpenWireSession:
                 self._transactions.note_message(name, produced.producer_id.session_id)
         send = self._producers.send(produced, name)
         yield send
-        if produced.response_required and not self._is_refused:
+        if self._is_refused:
+            if name is not None:
+                self._transactions.note_refusal(name)
+        elif produced.response_required:
             yield ReceiptRequest(str(produced.command_id), None if send.producer is None else send)
 
     def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
@@ -314,7 +325,10 @@ class OpenWireSession:
 
     def _refuse(self, structure: Structure | ProducedMessage, error: RemoteProtocolError) -> Iterator[Command]:
         """Refuse a command that the engine does not get."""
-        yield InvalidFrame(str(error), error.code, self._transaction_of(structure))
+        name = self._transaction_of(structure)
+        if name is not None:
+            self._transactions.note_refusal(name)
+        yield InvalidFrame(str(error), error.code, name)
         self.last_receipt = None
         if isinstance(structure, TransactionInfo):
             yield from self._transactions.abort_refused(structure)

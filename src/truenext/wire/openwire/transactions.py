@@ -27,10 +27,13 @@ class Transactions:
         """Consumers with kept messages, of each open transaction."""
         self._unmatched: set[str] = set()
         """Open transactions with an acknowledgement that matches nothing that its consumer holds."""
+        self._doomed: set[str] = set()
+        """Open transactions of which a command was refused."""
         self.is_recovering = False
         """True while the client repeats what it has begun on an earlier connection."""
         self._repeated: dict[str, set[int]] = {}
-        """Open transactions that the client has repeated, with the sessions from which their messages came."""
+        """Open transactions that the client has repeated and that acknowledge nothing, with the sessions from which
+        their messages came."""
 
     def name_of(self, transaction_id: TransactionId | None) -> str | None:
         """Return the name of the transaction in which a command is; None if it is in none.
@@ -71,7 +74,7 @@ class Transactions:
 
     def _commit(self, name: str) -> Iterator[Command]:
         kept = self._kept(name)
-        if name in self._unmatched or (not kept and self._has_lost_acknowledgements(name)):
+        if name in self._unmatched or self._has_lost_acknowledgements(name):
             raise RemoteProtocolError(
                 f"transaction {name} is rolled back: what it acknowledges was delivered to an earlier connection",
                 Code.ROLLED_BACK,
@@ -87,11 +90,20 @@ class Transactions:
         if sessions is not None:
             sessions.add(session_id)
 
+    def note_refusal(self, name: str) -> None:
+        """Note that a command of a transaction was refused: nothing is kept for it any more."""
+        touched = self._open.get(name)
+        if touched is not None:
+            self._doomed.add(name)
+            for consumer in touched:
+                _stop_keeping(consumer, name)
+
     def _has_lost_acknowledgements(self, name: str) -> bool:
         """Return whether a transaction without acknowledgements may have had some on an earlier connection. The client
         repeats BEGIN and messages, not acknowledgements, and may send COMMIT before it notices."""
         sessions = self._repeated.get(name, ())
-        return any(consumer.id.session_id in sessions for consumer in self._consumers.by_subscription.values())
+        consumers = self._consumers.by_subscription.values()
+        return any(each.id.session_id in sessions and not each.is_browser for each in consumers)
 
     def abort_refused(self, info: TransactionInfo) -> Iterator[Command]:
         """Abort a transaction whose COMMIT was refused: the client takes it for rolled back, and does not say so."""
@@ -127,9 +139,11 @@ class Transactions:
         if not is_matched:
             self._unmatched.add(name)
             return
+        self._repeated.pop(name, None)
         touched[consumer] = None
         for sequence in covered:
-            consumer.kept.setdefault(sequence, name)
+            if name not in self._doomed:
+                consumer.kept.setdefault(sequence, name)
             consumer.mark_one_delivered(sequence)
         self._consumers.on_changed(consumer)
 
@@ -145,7 +159,12 @@ class Transactions:
     def _forget(self, name: str) -> None:
         """Forget an ended transaction. What it has kept stays with the consumers."""
         self._unmatched.discard(name)
+        self._doomed.discard(name)
         self._repeated.pop(name, None)
         for consumer in self._open.pop(name, ()):
-            consumer.kept = {sequence: other for sequence, other in consumer.kept.items() if other != name}
+            _stop_keeping(consumer, name)
             self._consumers.on_changed(consumer)
+
+
+def _stop_keeping(consumer: Consumer, name: str) -> None:
+    consumer.kept = {sequence: other for sequence, other in consumer.kept.items() if other != name}
