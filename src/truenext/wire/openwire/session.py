@@ -151,6 +151,8 @@ class OpenWireSession:
     # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
+        if self.is_closed:
+            return
         if self._detector is not None:
             opened = self._detector.receive(data)
             if opened is None:
