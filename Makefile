@@ -175,6 +175,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.flows
 	$(BIN)/python -m bench.topics
+	$(BIN)/python -m bench.openwire
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps

@@ -317,10 +317,13 @@ def test_acknowledgement_and_transaction_are_decoded_as_by_their_tables(data: st
         assert single(decoder.receive(frame + frame)) == single([decode(frame[4:])] * 2)
 
 
-def plain_messages() -> st.SearchStrategy[list[JmsMessage]]:
+@st.composite
+def plain_messages(draw: st.DrawFn) -> list[JmsMessage]:
     """Messages that differ from those of a run in one field at most."""
+    transaction = draw(st.sampled_from([None, LocalTransactionId(2, ConnectionId(CONNECTION))]))
+    usual = replace(MESSAGE, response_required=False, correlation_id=None, reply_to=None, jms_type=None)
     plain = st.builds(
-        partial(replace, MESSAGE, response_required=False, correlation_id=None, reply_to=None, jms_type=None),
+        partial(replace, usual, transaction_id=transaction),
         message_id=st.integers(1, 2**40).map(lambda number: MessageId(None, PRODUCER, number)),
         priority=st.integers(0, 9),
         timestamp=st.integers(0, 2**41),
@@ -339,7 +342,7 @@ def plain_messages() -> st.SearchStrategy[list[JmsMessage]]:
         ]
     )
     each: st.SearchStrategy[JmsMessage] = st.builds(lambda message, fields: replace(message, **fields), plain, other)
-    return st.lists(st.one_of(plain, plain, plain, each), min_size=2, max_size=8)
+    return draw(st.lists(st.one_of(plain, plain, plain, each), min_size=2, max_size=8))
 
 
 def plain_acks() -> st.SearchStrategy[list[MessageAck]]:

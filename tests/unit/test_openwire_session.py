@@ -615,6 +615,25 @@ def test_run_that_the_engine_does_not_accept_is_sent_one_by_one() -> None:
     assert len(refusals(client.take_answers())) == 1
 
 
+def test_messages_of_one_read_in_a_transaction_are_sent_in_it() -> None:
+    client = Client()
+    client.control(0)
+    client.take_commands()
+    client.refuses = lambda command: isinstance(command, Send) and command.message.priority == 2
+    transaction = client.transaction()
+    client.send(*[text_message(sequence=each, priority=each, transaction_id=transaction) for each in range(5)])
+    sends = [command for command in client.take_commands() if isinstance(command, Send)]
+    assert [(send.message.priority, send.transaction) for send in sends] == [(each, "1") for each in (0, 1, 3, 4)]
+    assert len(refusals(client.take_answers())) == 1
+
+
+def test_messages_of_one_read_in_a_transaction_of_another_connection_are_refused_alone() -> None:
+    client = Client()
+    transaction = LocalTransactionId(1, ConnectionId("ID:other-1:1"))
+    client.send(*[text_message(sequence=number, transaction_id=transaction) for number in range(3)])
+    assert [type(command) for command in client.take_commands()] == 3 * [InvalidFrame]
+
+
 def test_run_to_a_destination_that_is_refused_is_refused_for_each_message() -> None:
     client = Client()
     client.send(*[text_message(sequence=number, destination=QueueName("a.*")) for number in range(3)])

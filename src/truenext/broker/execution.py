@@ -199,6 +199,9 @@ class Execution:
             now_us = self._monotonic_ns() // 1000
             if now_us >= until_us:
                 return PendingCommand(None, WaitsFor.OTHERS)
+            if commit_state.is_read_long:
+                # The next command decides for itself.
+                commit_state.is_read_long = engine.queues.topics.may_take_long
             if not count:
                 if interval == FIRST_COMMANDS:
                     is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US

@@ -17,6 +17,7 @@ from truenext.model.openwire_message import (
     TEMPORARY_QUEUE,
     TEMPORARY_TOPIC,
     PhysicalName,
+    has_reply_to,
     physical_name,
     reply_to_name,
 )
@@ -217,6 +218,9 @@ class Advisories:
     def announce_reply_to(self, message: SentMessage) -> bytes:
         """Return the frames that must come before a message, if its reply-to is a temporary destination that the client
         was not told yet."""
+        if message.form == OPENWIRE_FORM and not has_reply_to(message):
+            # A shortcut: most messages have none.
+            return b""
         name = _temporary_reply_to(message)
         return b"" if name is None else self._board.announce(self._process, self, name)
 

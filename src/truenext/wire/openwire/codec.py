@@ -120,11 +120,12 @@ class ProducedMessage(msgspec.Struct, gc=False):
 
 
 class ProducedRun(msgspec.Struct, gc=False):
-    """Messages of a producer that need nothing but their place in a queue: they are in no transaction, ask for no
+    """Messages of a producer that need nothing but their place in a queue, or in one transaction: they ask for no
     answer, and have no reply-to, group, expiry and schedule."""
 
     producer_id: ProducerId
     destination: PhysicalDestination
+    transaction_id: TransactionId | None
     messages: list[SentMessage]
     """One message or more, all persistent or all transient, as in a ProducedMessage."""
 
@@ -132,7 +133,9 @@ class ProducedRun(msgspec.Struct, gc=False):
         """Return one of the messages as a command, without its id, which only an answer needs."""
         message = self.messages[number]
         sequence = BODY_HEAD.unpack_from(message.body)[2]
-        return ProducedMessage(0, False, self.producer_id, sequence, self.destination, None, message, False)
+        return ProducedMessage(
+            0, False, self.producer_id, sequence, self.destination, self.transaction_id, message, False
+        )
 
 
 class AckedRun(msgspec.Struct, gc=False):
@@ -164,12 +167,19 @@ class _ProducerBytes(NamedTuple):
     """Slices of the body up to the group."""
     ends: tuple[int, int, int]
     """Positions in the body at which these slices end."""
-    same: bytes
-    """Fields of all messages in a run, from the demand for an answer on."""
     run_slices: bytes
     """Slices of the body of a message in a run, up to the fields before the content."""
     run_ends: bytes
     """Positions in that body, up to the beginning of the content, as in BODY_HEAD."""
+
+
+class _MessageBytes(NamedTuple):
+    """Bytes that are the same in all messages of a run."""
+
+    producer: _ProducerBytes
+    transaction_id: TransactionId | None
+    same: bytes
+    """From the demand for an answer on, to the producer's id in the message id."""
 
 
 class _AckBytes(NamedTuple):
@@ -187,11 +197,12 @@ class OpenWireDecoder:
 
     __slots__ = (
         "_ack",
+        "_connection_field",
         "_fault",
         "_known",
         "_login_bytes",
+        "_message",
         "_missing_bytes",
-        "_producer",
         "_producers",
         "_was_opened",
         "has_more",
@@ -218,8 +229,10 @@ class OpenWireDecoder:
         self._fault: RemoteProtocolError | None = None
         self._known: dict[bytes, Structure] = {}
         self._producers: dict[bytes, _ProducerBytes] = {}
-        self._producer: _ProducerBytes | None = None
-        """Producer of the last message."""
+        self._connection_field: tuple[ConnectionId, bytes] = (ConnectionId(), b"")
+        """Last id of a connection in a transaction, and its bytes: usually that of this connection."""
+        self._message: _MessageBytes | None = None
+        """Bytes of the last message that could be in a run; None if the last one asks for an answer."""
         self._ack: _AckBytes | None = None
         """Bytes of the last acknowledgement that could be in a run."""
 
@@ -273,8 +286,8 @@ class OpenWireDecoder:
             if kind == _ACK:
                 if self._ack is not None:
                     run_end = self._read_acks(self._ack, data, start, commands)
-            elif self._producer is not None and kind in _MESSAGES:
-                run_end = self._read_messages(self._producer, data, start, commands)
+            elif self._message is not None and kind in _MESSAGES:
+                run_end = self._read_messages(self._message, data, start, commands)
             if run_end > start:
                 # All clients that have sent such frames before are connected.
                 start = run_end
@@ -320,10 +333,10 @@ class OpenWireDecoder:
 
     # ---- Runs. Each function returns the position after the frames that it has read. ----
 
-    def _read_messages(self, producer: _ProducerBytes, data: bytes, start: int, commands: list[Decoded]) -> int:
+    def _read_messages(self, message: _MessageBytes, data: bytes, start: int, commands: list[Decoded]) -> int:
         size = len(data)
-        same, slices = producer.same, producer.run_slices
-        same_bytes = len(same)
+        producer, transaction_id, same = message
+        slices, same_bytes = producer.run_slices, len(same)
         ends, content_at = producer.run_ends, BODY_HEAD.size + len(slices) + _FIELDS_BEFORE_CONTENT
         kind = data[start + _SIZE.size]
         is_persistent: bytes | None = None
@@ -377,7 +390,7 @@ class OpenWireDecoder:
             messages.append(SentMessage(priority, persistent, 0, b"", body, 0, "", "", OPENWIRE_FORM))
             start = end
         if messages:
-            commands.append(ProducedRun(producer.producer_id, producer.destination, messages))
+            commands.append(ProducedRun(producer.producer_id, producer.destination, transaction_id, messages))
         return start
 
     def _read_acks(self, ack: _AckBytes, data: bytes, start: int, commands: list[Decoded]) -> int:
@@ -406,7 +419,8 @@ class OpenWireDecoder:
 
     # ---- Usual frames. Each function returns None if the frame is unusual or wrong. ----
 
-    def _message(self, data: bytes, at: int, end: int) -> ProducedMessage | None:
+    def _decode_message(self, data: bytes, at: int, end: int) -> ProducedMessage | None:
+        start = at
         command_id, required, mark, kind, has_text, length = _MESSAGE_START.unpack_from(data, at)
         producer_at = at + 8
         producer_end = producer_at + 19 + length
@@ -431,7 +445,7 @@ class OpenWireDecoder:
         has_group = False
         if nulls == _NO_GROUP and not has_reply_to and not has_type:
             # A shortcut: no group, correlation id, reply-to and type.
-            self._producer = producer
+            self._message = None if required else _MessageBytes(producer, transaction_id, data[start + 5 : at])
             group_end = group_at + 6
             before_at = group_end + 10
             at = before_at + 10
@@ -513,8 +527,6 @@ class OpenWireDecoder:
             destination=destination,
             slices=b"".join(slices),
             ends=(first, second, second + 1),
-            same=b"\0\1%c%b\0\0\1%c\0\1%c%b"
-            % (ProducerId.TYPE, data[producer_at:at], MessageId.TYPE, ProducerId.TYPE, fields),
             run_slices=b"".join((*slices, _NO_GROUP[1:])),
             run_ends=_RUN_ENDS.pack(first, second, second + 1, group_end, group_end + _FIELDS_BEFORE_CONTENT),
         )
@@ -524,7 +536,7 @@ class OpenWireDecoder:
             self._producers[fields] = producer
         return producer
 
-    def _acknowledgement(self, data: bytes, at: int, end: int) -> MessageAck | None:
+    def _decode_acknowledgement(self, data: bytes, at: int, end: int) -> MessageAck | None:
         start = at
         command_id, required = _COMMAND.unpack_from(data, at)
         destination, at = self._destination(data, at + 6)
@@ -551,14 +563,10 @@ class OpenWireDecoder:
             self._ack = _AckBytes(end - start, same, data[last_at : at - _TWO_LONGS.size], consumer_id)
         return MessageAck(command_id, required, destination, transaction_id, consumer_id, ack_type, first, last, count)
 
-    def _transaction_info(self, data: bytes, at: int, end: int) -> TransactionInfo | None:
+    def _decode_transaction_info(self, data: bytes, at: int, end: int) -> TransactionInfo | None:
         command_id, required = _COMMAND.unpack_from(data, at)
-        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at + 6)
-        if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
-            return None
-        connection_end = at + 11 + length
-        connection_id = self._nested(ConnectionId, data, at + 6, connection_end)
-        transaction_id, at = self._transaction(data, connection_end)
+        connection_id, at = self._connection(data, at + 6)
+        transaction_id, at = self._transaction(data, at)
         if at + 1 != end or data[at] > 127:
             return None
         return TransactionInfo(command_id, required, connection_id, transaction_id, data[at])
@@ -609,12 +617,20 @@ class OpenWireDecoder:
         mark, kind, value = _TRANSACTION.unpack_from(data, at)
         if mark != 1 or kind != LocalTransactionId.TYPE:
             raise IndexError
-        connection_at = at + 10
-        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, connection_at)
+        connection_id, end = self._connection(data, at + 10)
+        return LocalTransactionId(value, connection_id), end
+
+    def _connection(self, data: bytes, at: int) -> tuple[ConnectionId, int]:
+        connection_id, field = self._connection_field
+        if field and data.startswith(field, at):
+            return connection_id, at + len(field)
+        mark, kind, has_text, length = _NESTED_STRING.unpack_from(data, at)
         if mark != 1 or kind != ConnectionId.TYPE or has_text != 1:
             raise IndexError
-        end = connection_at + 5 + length
-        return LocalTransactionId(value, self._nested(ConnectionId, data, connection_at, end)), end
+        end = at + 5 + length
+        connection_id = self._nested(ConnectionId, data, at, end)
+        self._connection_field = (connection_id, data[at:end])
+        return connection_id, end
 
 
 _MESSAGES = range(JmsMessage.TYPE, BlobMessage.TYPE)
@@ -629,9 +645,9 @@ _TWO_LONGS = Struct(">qq")
 _TRANSACTION = Struct(">BBq")
 
 _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | ProducedMessage | None]] = {
-    **dict.fromkeys(_MESSAGES, OpenWireDecoder._message),
-    MessageAck.TYPE: OpenWireDecoder._acknowledgement,
-    TransactionInfo.TYPE: OpenWireDecoder._transaction_info,
+    **dict.fromkeys(_MESSAGES, OpenWireDecoder._decode_message),
+    MessageAck.TYPE: OpenWireDecoder._decode_acknowledgement,
+    TransactionInfo.TYPE: OpenWireDecoder._decode_transaction_info,
 }
 
 

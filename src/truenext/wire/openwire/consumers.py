@@ -10,7 +10,7 @@ An acknowledgement in a transaction only marks its messages as kept (transaction
 was shown and has neither acknowledged nor reported as delivered.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
@@ -97,6 +97,10 @@ class Consumer:
     def remove(self, sequence: int) -> None:
         """Forget a message that is settled."""
         self.delivered_count -= self.held.pop(sequence)
+
+    def holds(self, sequences: Iterable[int]) -> bool:
+        """Return whether the consumer holds all these messages."""
+        return all(map(self.held.__contains__, sequences))
 
     def mark_delivered(self, last: int) -> None:
         """Mark a message and all dispatched before it as delivered."""

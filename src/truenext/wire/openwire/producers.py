@@ -7,7 +7,8 @@ A persistent message outside a transaction has a number if the client is on `fai
 from collections.abc import Iterator
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Command, OpenProducer, Send, SendRun
+from truenext.model.commands import Command, OpenProducer, Send
+from truenext.model.destination import Destination
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import JMS_PRODUCERS_MAX
 from truenext.model.openwire_message import properties_of, window_bytes
@@ -57,15 +58,15 @@ class Producers:
             return 0
         return window_bytes(produced.message)
 
-    def send_run(self, run: ProducedRun) -> SendRun | None:
-        """Return the command that sends the messages of a run; None if each must be sent for itself.
+    def target_of_run(self, run: ProducedRun) -> Destination | None:
+        """Return the destination to which the messages of a run are sent; None if each must be sent for itself.
 
-        Raises: RemoteProtocolError if JMS clients cannot send to their destination
+        Raises: RemoteProtocolError if JMS clients cannot send to it
         """
-        messages, producer_id = run.messages, run.producer_id
-        if self._windows.get(producer_id) or (self.numbers_sends and messages[0].persistent):
+        is_numbered = self.numbers_sends and run.transaction_id is None and run.messages[0].persistent
+        if is_numbered or self._windows.get(run.producer_id):
             return None
-        return SendRun(self._destinations.target(run.destination), messages)
+        return self._destinations.target(run.destination)
 
     def send(self, produced: ProducedMessage, transaction: str | None) -> Send:
         """Return the command that sends a message.

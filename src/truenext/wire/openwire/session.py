@@ -25,6 +25,8 @@ from truenext.model.commands import (
     Login,
     ReceiptRequest,
     RemoveTemporary,
+    Send,
+    SendRun,
 )
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
 from truenext.wire.openwire import destinations
@@ -156,6 +158,8 @@ class OpenWireSession:
     # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
+        if self.is_closed:
+            return
         if self._detector is not None:
             opened = self._detector.receive(data)
             if opened is None:
@@ -239,15 +243,26 @@ class OpenWireSession:
         if self._has_ended:
             return
         executed = 0
+        target = name = None
         if len(run.messages) > 1 and run.producer_id.connection_id == self._connection_id:
             try:
-                command = self._producers.send_run(run)
+                target = self._producers.target_of_run(run)
+                name = self._transactions.name_of(run.transaction_id)
             except RemoteProtocolError:
                 # Each is refused for itself.
-                command = None
-            if command is not None:
-                yield command
-                executed = command.executed
+                target = None
+        if target is not None and name is None:
+            command = SendRun(target, run.messages)
+            yield command
+            executed = command.executed
+        elif target is not None and name is not None:
+            self._transactions.note_message(name, run.producer_id.session_id)
+            for message in run.messages:
+                self._is_refused = False
+                yield Send(target, message, name)
+                if self._is_refused:
+                    self._transactions.note_refusal(name)
+            return
         for number in range(executed, len(run.messages)):
             produced = run.single(number)
             self._is_refused = False
@@ -262,18 +277,13 @@ class OpenWireSession:
         if self._has_ended:
             return
         executed = 0
-        if len(run.sequences) > 1:
-            consumer = self._consumers.find(run.consumer_id)
-            if (
-                consumer is not None
-                and not consumer.is_browser
-                and all(sequence in consumer.held for sequence in run.sequences)
-            ):
-                command = self._consumers.acknowledge_run(run.sequences, consumer)
-                yield command
-                executed = command.executed
-                for sequence in run.sequences[:executed]:
-                    consumer.remove(sequence)
+        consumer = self._consumers.find(run.consumer_id)
+        if consumer is not None and not consumer.is_browser and consumer.holds(run.sequences):
+            command = self._consumers.acknowledge_run(run.sequences, consumer)
+            yield command
+            executed = command.executed
+            for sequence in run.sequences[:executed]:
+                consumer.remove(sequence)
         for number in range(executed, len(run.sequences)):
             ack = run.single(number)
             self._is_refused = False
