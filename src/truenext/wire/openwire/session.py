@@ -158,7 +158,8 @@ class OpenWireSession:
     # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        if self.is_closed:
+        was_closed = self.is_closed
+        if was_closed:
             return
         if self._detector is not None:
             opened = self._detector.receive(data)
