@@ -54,7 +54,7 @@ from truenext.wire.openwire.structures import (
     TransactionInfo,
 )
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 bounded = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 OWN = ConnectionId(CONNECTION)
