@@ -151,8 +151,6 @@ class OpenWireSession:
     # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        if self.is_closed:
-            return
         if self._detector is not None:
             opened = self._detector.receive(data)
             if opened is None:
@@ -162,6 +160,8 @@ class OpenWireSession:
         self.last_receipt = None
         while commands := decoder.receive(data):
             for structure in commands:
+                if self.is_closed:
+                    return
                 if isinstance(structure, ProducedRun):
                     yield from self._send_run(structure)
                     continue
@@ -184,8 +184,6 @@ class OpenWireSession:
                     if not self._connection_id:
                         raise
                     yield from self._refuse(structure, error)
-                if self.is_closed:
-                    return
             self.last_receipt = None
             if not decoder.has_more:
                 break
