@@ -1,4 +1,4 @@
-"""Raw OpenWire client of the benchmark, for what a Java program would take too much memory or time to do."""
+"""Raw OpenWire client of the benchmark, for loads of which a Java program would take too much memory or time."""
 
 from __future__ import annotations
 

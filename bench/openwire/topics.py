@@ -19,7 +19,7 @@ from truenext.wire.openwire.structures import MessageAck, MessageId, TopicName
 SENT = 20_000
 _CONSUMERS = 10
 _PREFETCH = 32_766
-"""That of the Java client for topics."""
+"""Default of the Java client for topics."""
 _OPENWIRE_PORT = re.compile(r"listening on openwire://127\.0\.0\.1:(\d+)")
 _TOPIC = TopicName(stomp.TOPIC.removeprefix("/topic/"))
 _NUMBERS = Struct(">qq")

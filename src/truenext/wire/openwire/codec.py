@@ -88,12 +88,12 @@ _RUN_START = Struct(">iB")
 _SAME_AT = 9
 """Bytes from the size of a frame to those that are the same in its run."""
 _RUN_FIELDS = Struct(">q8x8sqbB8xHi")
-"""As _PLAIN_FIELDS, with the byte of persistence behind the nulls, and without the time; presence of type and content,
-length of the content."""
+"""Fields of _PLAIN_FIELDS, with the byte of persistence behind the nulls, and without the time; presence of type and
+content, length of the content."""
 _CONTENT_ALONE = 1
 """Presence of the content, and no type."""
 _RUN_HEAD = Struct(">BBq20sI")
-"""As BODY_HEAD, with the ends of all slices but the last as bytes."""
+"""Fields of BODY_HEAD, with the ends of all slices but the last as bytes."""
 SCHEDULE = SCHEDULE_PREFIX.encode()
 """Beginning of properties that no message in a run has."""
 _STANDARD = 2
@@ -179,7 +179,7 @@ class _MessageBytes(NamedTuple):
     producer: _ProducerBytes
     transaction_id: TransactionId | None
     same: bytes
-    """From the demand for an answer on, to the producer's id in the message id."""
+    """Bytes from the demand for an answer on, to the producer's id in the message id."""
 
 
 class _AckBytes(NamedTuple):
@@ -187,7 +187,7 @@ class _AckBytes(NamedTuple):
 
     frame_bytes: int
     start: bytes
-    """From the demand for an answer on."""
+    """Bytes from the demand for an answer on, to the first number of the message id."""
     middle: bytes
     consumer_id: ConsumerId
 

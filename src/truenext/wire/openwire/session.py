@@ -158,9 +158,6 @@ class OpenWireSession:
     # ---- What the client sends ----
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        was_closed = self.is_closed
-        if was_closed:
-            return
         if self._detector is not None:
             opened = self._detector.receive(data)
             if opened is None:
@@ -170,6 +167,8 @@ class OpenWireSession:
         self.last_receipt = None
         while commands := decoder.receive(data):
             for structure in commands:
+                if self.is_closed:
+                    return
                 if isinstance(structure, ProducedRun):
                     yield from self._send_run(structure)
                     continue
@@ -193,8 +192,6 @@ class OpenWireSession:
                     if not self._connection_id or self._stalled_beats >= _STALLED_BEATS:
                         raise
                     yield from self._refuse(structure, error)
-                if self.is_closed:
-                    return
             self.last_receipt = None
             if not decoder.has_more:
                 break
