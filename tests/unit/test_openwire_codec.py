@@ -36,6 +36,7 @@ from truenext.wire.openwire.codec import (
     OpenWireDecoder,
     ProducedMessage,
     ProducedRun,
+    RefusedMessage,
     produced_message,
 )
 from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_structure
@@ -130,6 +131,7 @@ def single(commands: Sequence[Decoded]) -> Commands:
         elif isinstance(command, AckedRun):
             found += map(command.single, range(len(command.sequences)))
         else:
+            assert not isinstance(command, RefusedMessage), "no message of these tests is too large"
             found.append(command)
     return [_needed(command) for command in found]
 
@@ -496,7 +498,7 @@ def test_null_command_is_ignored() -> None:
 def test_frame_of_a_wrong_size_is_refused_before_it_has_come(size: int) -> None:
     decoder = connected()
     with pytest.raises(RemoteProtocolError, match="OpenWire frame"):
-        decoder.receive(size.to_bytes(4, "big", signed=True))
+        decoder.receive(size.to_bytes(4, "big", signed=True) + b"%c" % KeepAliveInfo.TYPE)
     assert not decoder.pending
 
 

@@ -23,10 +23,10 @@ from truenext.model.commands import (
     SendRun,
     Subscribe,
 )
-from truenext.model.limits import LOGIN_BYTES_MAX
+from truenext.model.limits import LOGIN_BYTES_MAX, OPENWIRE_FRAME_BYTES_MAX, OPENWIRE_MESSAGE_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import OPENWIRE_FORM
-from truenext.wire.openwire import producers
+from truenext.wire.openwire import producers, transactions
 from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.refusals import exception_class
@@ -552,12 +552,8 @@ def text_message(**options: Any) -> TextMessage:
     producer_id = options.pop("producer_id", ProducerId(CONNECTION, 1, 1))
     options.setdefault("destination", QUEUE)
     options.setdefault("command_id", 7)
-    return TextMessage(
-        producer_id=producer_id,
-        message_id=MessageId(None, producer_id, sequence),
-        content=b"\0\0\0\1a",
-        **options,
-    )
+    options.setdefault("content", b"\0\0\0\1a")
+    return TextMessage(producer_id=producer_id, message_id=MessageId(None, producer_id, sequence), **options)
 
 
 def sent(client: Client) -> Send:
@@ -632,6 +628,35 @@ def test_messages_of_one_read_in_a_transaction_of_another_connection_are_refused
     transaction = LocalTransactionId(1, ConnectionId("ID:other-1:1"))
     client.send(*[text_message(sequence=number, transaction_id=transaction) for number in range(3)])
     assert [type(command) for command in client.take_commands()] == 3 * [InvalidFrame]
+
+
+SIZES_OF_LARGE_MESSAGES = {
+    "announced": OPENWIRE_MESSAGE_BYTES_MAX + 1000,
+    "beyond": OPENWIRE_FRAME_BYTES_MAX + 1000,
+    "far beyond": 2 * OPENWIRE_FRAME_BYTES_MAX,
+}
+
+
+@pytest.mark.parametrize("cut", [5, 60, 70_000, OPENWIRE_FRAME_BYTES_MAX + 500, None])
+@pytest.mark.parametrize("size", SIZES_OF_LARGE_MESSAGES.values(), ids=SIZES_OF_LARGE_MESSAGES)
+def test_message_that_is_too_large_is_refused_alone_with_its_id(size: int, cut: int | None) -> None:
+    client = Client()
+    frame = encode_frame(text_message(response_required=True, content=bytes(size)))
+    client.write(frame[:cut])
+    assert len(client.session.pending) <= OPENWIRE_FRAME_BYTES_MAX
+    client.write(frame[cut or len(frame) :] + encode_frame(text_message(sequence=2)))
+    (answer,) = client.take_answers()
+    assert isinstance(answer, ExceptionResponse) and answer.correlation_id == text_message().command_id
+    ((name, text),) = refusals([answer])
+    assert name == "javax.jms.ResourceAllocationException" and f"at most {OPENWIRE_MESSAGE_BYTES_MAX}" in text
+    assert [type(command) for command in client.take_commands()] == [InvalidFrame, Send]
+
+
+def test_message_that_is_too_large_dooms_its_transaction() -> None:
+    client = Client()
+    client.control(transactions.BEGIN)
+    client.send(text_message(transaction_id=client.transaction(), content=bytes(2 * OPENWIRE_FRAME_BYTES_MAX)))
+    assert [command.transaction for command in client.take_commands() if isinstance(command, InvalidFrame)] == ["1"]
 
 
 def test_run_to_a_destination_that_is_refused_is_refused_for_each_message() -> None:

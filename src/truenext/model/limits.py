@@ -128,8 +128,9 @@ Exceeded: `body of more than {BODY_BYTES_MAX} bytes`
 """
 
 OPENWIRE_FRAME_BYTES_MAX = BODY_BYTES_MAX + 512 * 1024
-"""Bytes of one OpenWire frame. The broker announces this number, and the clients keep to it when they write and when
-they read. So it leaves space for what the broker adds to a message.
+"""Bytes of one OpenWire frame. The broker announces this number, and clients do not read larger ones. So it leaves
+space for what the broker adds to a message. Of a larger frame from a client, a message is refused alone; any other
+command ends the connection.
 
 Exceeded: `OpenWire frame of … bytes; at most {OPENWIRE_FRAME_BYTES_MAX}`
 """
@@ -137,7 +138,7 @@ Exceeded: `OpenWire frame of … bytes; at most {OPENWIRE_FRAME_BYTES_MAX}`
 OPENWIRE_MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEADER_BYTES_MAX
 """Bytes of one OpenWire message as the broker stores it: content, properties, ids and other headers.
 
-Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}`
+Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}: send its content in parts`
 """
 
 MAP_VALUES_MAX = 64 * 1024

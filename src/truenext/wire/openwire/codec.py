@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
     LOGIN_BYTES_MAX,
@@ -38,7 +38,7 @@ from truenext.model.openwire_message import (
     group_of_message,
 )
 from truenext.model.order import PRIORITY_MAX
-from truenext.wire.openwire.fields import MAGIC, decode_structure, encode_nested, encode_structure
+from truenext.wire.openwire.fields import LAYOUTS, MAGIC, decode_structure, encode_nested, encode_structure
 from truenext.wire.openwire.structures import (
     BlobMessage,
     ConnectionId,
@@ -151,7 +151,17 @@ class AckedRun(msgspec.Struct, gc=False):
         return MessageAck(0, False, None, None, self.consumer_id, _STANDARD, acked, acked, 1)
 
 
-Decoded = Structure | ProducedMessage | ProducedRun | AckedRun
+class RefusedMessage(msgspec.Struct, gc=False):
+    """Message of a producer that exceeds a limit. It is refused alone: if the connection ended, a client on `failover:`
+    would send it again for ever."""
+
+    command_id: int
+    response_required: bool
+    transaction_id: TransactionId | None
+    error: RemoteProtocolError
+
+
+Decoded = Structure | ProducedMessage | ProducedRun | AckedRun | RefusedMessage
 
 
 class _ProducerBytes(NamedTuple):
@@ -204,6 +214,7 @@ class OpenWireDecoder:
         "_message",
         "_missing_bytes",
         "_producers",
+        "_skipped_bytes",
         "_was_opened",
         "has_more",
         "is_connected",
@@ -222,6 +233,8 @@ class OpenWireDecoder:
         commands are followed by an error."""
         self._missing_bytes = 0
         """Number of bytes that must still come before `pending` can have a whole frame."""
+        self._skipped_bytes = 0
+        """Number of bytes that must still come of a frame that is skipped. Until then `pending` is empty."""
         self._login_bytes = 0
         """Bytes of the frames before the login."""
         self._was_opened = False
@@ -255,6 +268,10 @@ class OpenWireDecoder:
         return commands
 
     def _decode(self, data: bytes, commands: list[Decoded]) -> None:
+        if self._skipped_bytes:
+            skipped = min(self._skipped_bytes, len(data))
+            self._skipped_bytes -= skipped
+            data = data[skipped:]
         if self.pending:
             self.pending += data
             self._missing_bytes -= len(data)
@@ -275,6 +292,15 @@ class OpenWireDecoder:
                 break
             frame_bytes: int = _SIZE.unpack_from(data, start)[0]
             if not is_connected or not 0 < frame_bytes <= frame_bytes_max:
+                if is_connected and frame_bytes > frame_bytes_max and (at == size or data[at] in _MESSAGES):
+                    head_end = at + (_HEAD_BYTES if at < size else 1)
+                    if head_end > size:
+                        self._missing_bytes = head_end - size
+                        break
+                    commands.append(_skipped_message(data[at:head_end], frame_bytes))
+                    start = min(at + frame_bytes, size)
+                    self._skipped_bytes = at + frame_bytes - start
+                    continue
                 self._check_size(frame_bytes)
             end = at + frame_bytes
             if end > size:
@@ -294,7 +320,7 @@ class OpenWireDecoder:
                 continue
             start = end
             decode = _FAST.get(kind)
-            command = None
+            command: Decoded | None = None
             if decode is not None:
                 try:
                     command = decode(self, data, at, end)
@@ -634,6 +660,9 @@ class OpenWireDecoder:
 
 
 _MESSAGES = range(JmsMessage.TYPE, BlobMessage.TYPE)
+_HEAD_BYTES = 64 * 1024
+"""Bytes of a frame that is skipped from which its command is read."""
+_FIELDS_OF_HEAD = JmsMessage.__struct_fields__.index("transaction_id") + 1
 _ACK = MessageAck.TYPE
 _RUN_ENDS = Struct(">IIIII")
 _BEFORE_CONTENT = 33
@@ -651,14 +680,37 @@ _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | Produc
 }
 
 
-def _decode_frame(frame: bytes) -> Structure | ProducedMessage:
+def _skipped_message(head: bytes, frame_bytes: int) -> RefusedMessage:
+    """Return the message whose frame begins with these bytes, and is too large.
+
+    Raises: RemoteProtocolError if the bytes are invalid
+    """
+    reader = FieldReader(head)
+    readers = LAYOUTS[reader.read_byte()].readers[:_FIELDS_OF_HEAD]
+    command_id, response_required, *_, transaction_id = [read(reader, 0) for read in readers]
+    return RefusedMessage(command_id, response_required, transaction_id, _too_large(frame_bytes))
+
+
+def _too_large(size: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"message of {size} bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}: send its content in parts",
+        Code.LIMIT,
+    )
+
+
+def _decode_frame(frame: bytes) -> Structure | ProducedMessage | RefusedMessage:
     reader = FieldReader(frame)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
-    if isinstance(structure, JmsMessage) and not isinstance(structure, BlobMessage):
+    if not isinstance(structure, JmsMessage) or isinstance(structure, BlobMessage):
+        return structure
+    try:
         return produced_message(structure)
-    return structure
+    except RemoteProtocolError as error:
+        if error.code is not Code.LIMIT:
+            raise
+        return RefusedMessage(structure.command_id, structure.response_required, structure.transaction_id, error)
 
 
 def _ascii_end(data: bytes, at: int) -> int:
@@ -705,7 +757,7 @@ def produced_message(message: JmsMessage) -> ProducedMessage:
     )
     body = slices.join()
     if len(body) > OPENWIRE_MESSAGE_BYTES_MAX:
-        raise malformed(f"message of {len(body)} bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}")
+        raise _too_large(len(body))
     priority = max(0, min(message.priority, PRIORITY_MAX))
     sent = SentMessage(priority, message.is_persistent, max(message.expiration, 0), b"", body, form=OPENWIRE_FORM)
     sent.group = group_of_message(sent)
