@@ -1,8 +1,9 @@
 """Tests that the programs of docs/jms.md run as they stand, and that the page names what the code has."""
 
+import os
 import re
-import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from truenext.model.answers import ErrorAnswer
 from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.policy import Policy
 from truenext.wire.openwire.refusals import exception_class
-from truenext.wire.openwire.structures import TextMessage
+from truenext.wire.openwire.structures import BytesMessage, TextMessage
 
 PAGE = "docs/jms.md"
 BLOCKS = blocks_of(PAGE)
@@ -51,14 +52,20 @@ def test_program_of_the_page_prints_what_the_page_says(
     assert result.stdout == printed.text, result.stderr
 
 
-def test_command_of_the_page_sends_a_text(own_broker: BrokerProcess) -> None:
-    command = next(block.text for block in BLOCKS if "--header" in block.text).removeprefix("$ truenext ")
-    assert own_broker.truenext(*shlex.split(command)).returncode == 0
+def test_python_program_of_the_page_and_the_command_send_texts(own_broker: BrokerProcess) -> None:
+    program = next(block.text for block in BLOCKS if block.language == "python")
+    program = program.replace("127.0.0.1:61613", f"127.0.0.1:{own_broker.port}")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_SECONDS)
+    for words in (["grün"], ["yes", "--header", "amq-msg-type=bytes"], [b"\xff"]):
+        assert own_broker.truenext("send", "orders", *map(os.fsdecode, words)).returncode == 0
     client = JmsClient(own_broker)
     client.consume("orders")
-    message = client.message().message
+    messages = [client.message().message for _ in range(4)]
     client.close()
-    assert isinstance(message, TextMessage) and message.content == b"\0\0\0\x0fan ordinary one"
+    assert [type(message) for message in messages] == [TextMessage, TextMessage, BytesMessage, BytesMessage]
+    assert [message.content for message in messages] == [
+        *(b"\0\0\0\x0fan ordinary one", b"\0\0\0\x05" + "grün".encode(), b"yes", b"\xff")
+    ]
 
 
 def test_page_names_the_default_ports_and_limits() -> None:
