@@ -63,7 +63,7 @@ def test_python_program_of_the_page_and_the_command_send_texts(own_broker: Broke
     messages = [client.message().message for _ in range(4)]
     client.close()
     assert [type(message) for message in messages] == [TextMessage, TextMessage, BytesMessage, BytesMessage]
-    assert [message.content for message in messages] == [
+    assert [message and message.content for message in messages] == [
         *(b"\0\0\0\x0fan ordinary one", b"\0\0\0\x05" + "grün".encode(), b"yes", b"\xff")
     ]
 

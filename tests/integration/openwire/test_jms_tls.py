@@ -77,7 +77,9 @@ def test_client_without_certificate_and_password_is_refused(
 
 
 def test_client_that_does_not_trust_the_broker_gets_no_connection(tls_broker: BrokerProcess, java: Programs) -> None:
+    logged = len(tls_broker.log)
     assert java.run("connect", tls_broker.openwire_url, "q") == ["JMSException"]
+    assert "certificate unknown: the client does not trust the broker's certificate" in tls_broker.log[logged:]
 
 
 def test_client_without_tls_gets_no_connection(tls_broker: BrokerProcess, java: Programs) -> None:
