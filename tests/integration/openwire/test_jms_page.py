@@ -15,7 +15,7 @@ from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.pages import blocks_of
 from truenext.errors import Code
 from truenext.model.answers import ErrorAnswer
-from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
+from truenext.model.limits import BODY_BYTES_MAX
 from truenext.model.policy import Policy
 from truenext.wire.openwire.refusals import exception_class
 from truenext.wire.openwire.structures import BytesMessage, TextMessage
@@ -35,19 +35,49 @@ def options() -> Sequence[str]:
     return ("--listen", f"{urls[1]}:0")
 
 
-@pytest.mark.parametrize(("program", "jars"), [("Orders", CLIENT), ("Bills", SPRING)])
-def test_program_of_the_page_prints_what_the_page_says(
-    own_broker: BrokerProcess, tmp_path: Path, program: str, jars: Sequence[str]
-) -> None:
+def skip_without(jars: Sequence[str]) -> None:
     reason = missing_reason(jars)
     if reason is not None:
         pytest.skip(reason)
+
+
+def save(program: str, folder: Path, broker: BrokerProcess) -> int:
+    """Save a program of the page, with the port of this broker. Returns the number of its block."""
     at = next(at for at, block in enumerate(BLOCKS) if block.file == f"{program}.java")
+    port = broker.openwire_url.rpartition(":")[2]
+    text = BLOCKS[at].text.replace("127.0.0.1:61616", f"127.0.0.1:{port}")
+    (folder / f"{program}.java").write_text(text, encoding="utf-8")
+    return at
+
+
+def test_orders_program_is_compiled_and_run_as_the_page_says(own_broker: BrokerProcess, tmp_path: Path) -> None:
+    skip_without(CLIENT)
+    block = BLOCKS[save("Orders", tmp_path, own_broker) + 1]
+    assert block.language == "console"
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for jar in map(Path, class_path(CLIENT).split(":")):
+        assert f"`{jar.stem.replace('-1.1-', '_1.1_')}`" in TEXT
+        (lib / jar.name).symlink_to(jar)
+    lines = block.text.splitlines()
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    result = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert result.stdout.splitlines() == lines[len(commands) :], result.stderr
+
+
+def test_bills_program_prints_what_the_page_says(own_broker: BrokerProcess, tmp_path: Path) -> None:
+    skip_without(SPRING)
+    at = save("Bills", tmp_path, own_broker)
     printed = next(block for block in BLOCKS[at:] if block.language == "text")
-    port = own_broker.openwire_url.rpartition(":")[2]
-    file = tmp_path / f"{program}.java"
-    file.write_text(BLOCKS[at].text.replace("127.0.0.1:61616", f"127.0.0.1:{port}"), encoding="utf-8")
-    java = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path(jars), str(file)]
+    java = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path(SPRING)]
+    java.append(str(tmp_path / "Bills.java"))
     result = subprocess.run(java, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS, check=False)
     assert result.stdout == printed.text, result.stderr
 
@@ -73,7 +103,7 @@ def test_page_names_the_default_ports_and_limits() -> None:
         "listening on stomp://127.0.0.1:61613",
         "listening on openwire://127.0.0.1:61616",
     ]
-    assert f"at most {OPENWIRE_FRAME_BYTES_MAX / 2**20:g} MiB" in TEXT
+    assert f"at most {BODY_BYTES_MAX / 2**20:g} MiB" in TEXT
     assert f"`attempts_max` ({Policy().attempts_max})" in TEXT
 
 
