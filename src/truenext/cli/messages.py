@@ -87,8 +87,8 @@ def send(
 ) -> None:
     """Send messages to QUEUE.
 
-    The body is BODY, or the content of files or of standard input. Of a body that is UTF-8 a JMS client gets a
-    TextMessage, of another one a BytesMessage; --header amq-msg-type=bytes makes every body a BytesMessage.
+    The body is BODY, or the content of files or of standard input. A JMS client gets a body that is UTF-8 as a
+    TextMessage, any other as a BytesMessage; --header amq-msg-type=bytes makes each body a BytesMessage.
 
     Each file is a message; with --lines each line is a message. The command returns when the broker has confirmed all
     messages.
