@@ -294,7 +294,7 @@ def test_clients_of_other_protocols_are_refused_and_logged_once_each(own_broker:
         *(["HTTP"], ["TLS"], ["AMQP"], ["MQTT"], ["OpenWire"])
     ]
     assert all(" WARNING client refused: " in line and "client='127.0.0.1:" in line for line in lines)
-    assert "for OpenWire, add openwire://HOST:PORT to the addresses at which the broker listens" in lines[-1]
+    assert "for OpenWire, add openwire://HOST:PORT, with TLS openwire+ssl://HOST:PORT, to the addresses" in lines[-1]
     own_broker.connect().send("q", b"", confirmed=True)
 
 
@@ -1296,6 +1296,15 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
     assert "stop the program that listens there, perhaps another broker, or choose another port" in complaint
     own_broker.start()
     assert bodies(own_broker.remaining_messages("q")) == ["transient", "persistent"]
+
+
+def test_two_addresses_with_one_port_are_refused_before_the_broker_listens() -> None:
+    addresses = ("--listen", "stomp://127.0.0.1:61616", "--listen", "openwire://127.0.0.1")
+    result = truenext("serve", "--memory", *addresses)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.decode() == (
+        "truenext: two addresses of --listen name 127.0.0.1:61616: give each a port of its own\n"
+    )
 
 
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:

@@ -84,8 +84,9 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
         "a\u202eb",
         "subscription,",
         "/queue/a.>.b",
+        "queue://q",
     ],
-    QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
+    QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb", "queue://q"],
     SELECTOR: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     TEXT: lambda kind: NO_TEXTS,
@@ -96,7 +97,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     DATABASE_URL: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     NAME: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
-    PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*"],
+    PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*", "topic://q"],
     CLIENT_ID: lambda kind: [*NO_TEXTS, "a,b", "a*", ">"],
     EnumParam: lambda kind: [*NO_NUMBERS, LONG, "monitor"],
     BodyParam: lambda kind: [],
@@ -613,3 +614,18 @@ def test_error_that_ends_with_a_parenthesis_is_separated_from_the_command_that_h
     error = click.UsageError("JSON is malformed (byte 1)", click.Context(main, info_name="truenext"))
     _print_error(error)
     assert capsys.readouterr().err == "truenext: JSON is malformed (byte 1); see truenext --help\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["send", "queue://orders", "x"], "'queue://orders' is a URI of ActiveMQ: write orders"),
+        (["receive", "topic://news"], "'topic://news' is a URI of ActiveMQ: write /topic/news"),
+        (["purge", "queue://orders"], "'queue://orders' is a URI of ActiveMQ: write orders"),
+        (["user", "add", "shop", "--users", "none", "--send", "topic://news"], "write /topic/news"),
+    ],
+    ids=lambda each: each[0],
+)
+def test_name_that_is_a_uri_of_activemq_is_refused_with_the_name_to_write(words: list[str], text: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and text in result.output

@@ -9,13 +9,14 @@ from tests.integration import planted_holes
 from tests.property.broker_without_threads import BrokerWithoutThreads, VirtualSocket
 from truenext.broker.access import COMMAND_CHECKS, ForbiddenError
 from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import OpenProducer, Send
 from truenext.model.grants import Right, User, parse_pattern
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import SentMessage
 from truenext.model.url import WireProtocol
 from truenext.wire.openwire.consumers import POISON
-from truenext.wire.openwire.destinations import Destinations
+from truenext.wire.openwire.destinations import Destinations, source
 from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.structures import (
@@ -260,6 +261,17 @@ def test_end_of_a_temporary_queue_is_told_before_its_client_makes_it_again(
     assert Response(correlation_id=3) in again.take()
     again.send(DestinationInfo(4, False, ConnectionId(CONNECTION), REPLIES, 1))
     assert told(other) == [1]
+
+
+# ---- Names ----
+
+
+@pytest.mark.parametrize("address", ["/queue/foo", "/topic/foo"])
+def test_name_that_is_an_address_of_stomp_is_refused_with_the_name_to_write(address: str) -> None:
+    for read in (Destinations().target, source):
+        with pytest.raises(RemoteProtocolError, match=rf"^{address} is .* name alone, foo$") as error:
+            read(QueueName(address))
+        assert error.value.code is Code.DESTINATION
 
 
 # ---- What a user needs for a composite destination ----

@@ -168,9 +168,11 @@ def test_first_bytes_of_openwire_and_of_the_unknown_all_go_on_at_an_openwire_por
 
 def test_stomp_and_openwire_at_the_port_of_the_other_are_told_how_to_listen_for_them() -> None:
     at_stomp, at_openwire = recognized([WIRE_FORMAT_INFO]), recognized([OF_STOMP[0]], detector_of_openwire_port())
-    hint = "for {}, add {}://HOST:PORT to the addresses at which the broker listens (--listen)"
-    assert str(at_stomp).endswith(hint.format("OpenWire", "openwire"))
-    assert str(at_openwire).endswith(hint.format("STOMP", "stomp"))
+    for error, protocol, scheme in ((at_stomp, "OpenWire", "openwire"), (at_openwire, "STOMP", "stomp")):
+        assert str(error).endswith(
+            f"for {protocol}, add {scheme}://HOST:PORT, with TLS {scheme}+ssl://HOST:PORT, to the addresses at which "
+            "the broker listens (--listen)"
+        )
     for protocol, data in OTHERS[:-1]:
         if protocol == "TLS":
             continue

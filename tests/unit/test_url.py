@@ -57,7 +57,7 @@ def test_clients_refuse_an_address_of_openwire_and_say_what_they_speak(url: str)
 
 
 @pytest.mark.parametrize(
-    "url", ["tcp://localhost", "openwire+tls://localhost", "ssl://a", "+ssl://a", "openwire://a/b"]
+    "url", ["http://localhost", "openwire+tls://localhost", "vm://a", "+ssl://a", "openwire://a/b"]
 )
 def test_address_of_a_listener_with_another_scheme_or_a_path_is_refused(url: str) -> None:
     with pytest.raises(
@@ -66,3 +66,29 @@ def test_address_of_a_listener_with_another_scheme_or_a_path_is_refused(url: str
         parse_listener_url(url)
     with pytest.raises(ConfigurationError, match=r"it must be stomp://HOST:PORT or stomp\+ssl://HOST:PORT$"):
         parse_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("tcp://localhost:61616", "openwire"),
+        ("nio://0.0.0.0:61616?maximumConnections=1000&wireFormat.maxFrameSize=104857600", "openwire"),
+        ("ssl://localhost:x", r"openwire\+ssl"),
+        ("nio+ssl://localhost", r"openwire\+ssl"),
+    ],
+)
+def test_address_of_activemq_to_listen_on_is_refused_with_the_scheme_to_write(url: str, scheme: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"for clients of ActiveMQ, write {scheme}://HOST:PORT, without opt"):
+        parse_listener_url(url)
+
+
+@pytest.mark.parametrize("url", ["openwire://localhost?maximumConnections=1000", "stomp://localhost:61613?trace=true"])
+def test_address_with_options_is_refused_with_what_to_leave_out(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"it has no options, leave out \? and the rest$"):
+        parse_listener_url(url)
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "65536", "6161O"])
+def test_address_whose_port_is_no_number_is_refused_with_the_numbers_that_it_may_be(port: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"broker: the port must be a number, 0 to 65535$"):
+        parse_listener_url(f"stomp://localhost:{port}")

@@ -32,6 +32,10 @@ Action = Callable[[ConnectionState, Any], None]
 """Executes a command of a connection."""
 
 
+_UNTRUSTED = ("alert certificate unknown", "alert unknown ca", "alert bad certificate")
+"""Ends of reasons why a TLS handshake has failed: alerts of Java, of others, and of others about the host name."""
+
+
 class SessionUser(NamedTuple):
     """User of a connection, and the credential with which the connection has logged in."""
 
@@ -297,6 +301,8 @@ class UserSessions:
 
     def log_failed_handshake(self, session: ConnectionState, reason: str) -> None:
         """Log a client whose TLS handshake has failed, for example because the client has no certificate."""
+        if reason.endswith(_UNTRUSTED):
+            reason += ": the client does not trust the broker's certificate, or connects to a name that is not in it"
         self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
 
     def has_logged_refusal(self, session: ConnectionState, code: Code) -> bool:

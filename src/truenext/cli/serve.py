@@ -25,7 +25,7 @@ from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
-from truenext.model.url import Address, parse_listener_url
+from truenext.model.url import Address, host_and_port, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
 from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
@@ -58,6 +58,7 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
     addresses = [parse_listener_url(url) for url in settings.listen]
+    _check_ports(addresses)
     for address in addresses:
         _check_address(address, configuration)
     fault = fault_of_memory_limit(memory_limit)
@@ -93,6 +94,22 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         # Frees the names of all queues.
         del recovered
         runner.run(run())
+
+
+def _check_ports(addresses: Sequence[Address]) -> None:
+    """Check that no two addresses have the same host and port.
+
+    Raises: ConfigurationError if two have
+    """
+    known: set[tuple[str, int]] = set()
+    for address in addresses:
+        key = address.host, address.port
+        if key in known:
+            raise ConfigurationError(
+                f"two addresses of --listen name {host_and_port(*key)}: give each a port of its own"
+            )
+        if address.port:
+            known.add(key)
 
 
 def _check_address(address: Address, configuration: Configuration) -> None:

@@ -31,6 +31,8 @@ _DEFAULT_PORTS: dict[str, int] = {
     "openwire": OPENWIRE_PORT,
     "openwire+ssl": OPENWIRE_TLS_PORT,
 }
+_SCHEMES_OF_ACTIVEMQ = {"tcp": "openwire", "nio": "openwire", "ssl": "openwire+ssl", "nio+ssl": "openwire+ssl"}
+"""Schemes that ActiveMQ's clients and brokers give to OpenWire, and the schemes of truenext for the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,12 @@ def parse_listener_url(url: str) -> Address:
 
     Raises: ConfigurationError if the text is no such address.
     """
+    scheme = _SCHEMES_OF_ACTIVEMQ.get(url.partition("://")[0])
+    if scheme is not None:
+        raise ConfigurationError(
+            f"{url!r} is not the address of a broker: for clients of ActiveMQ, write {scheme}://HOST:PORT, without "
+            "options"
+        )
     return _parse(
         url, "stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or openwire+ssl://HOST:PORT"
     )
@@ -113,9 +121,15 @@ def _parse(url: str, forms: str) -> Address:
         port = parts.port
     except ValueError as error:
         has_bare_ipv6 = url.count(":") > 2 and "[" not in url
-        reason = "an IPv6 address is written in brackets, stomp://[::1]:61613" if has_bare_ipv6 else error
+        reason = str(error)
+        if has_bare_ipv6:
+            reason = "an IPv6 address is written in brackets, stomp://[::1]:61613"
+        elif reason.startswith("Port "):
+            reason = "the port must be a number, 0 to 65535"
         raise ConfigurationError(f"{url!r} is not the address of a broker: {reason}") from error
     default_port = _DEFAULT_PORTS.get(parts.scheme)
+    if default_port is not None and parts.query:
+        raise ConfigurationError(f"{url!r} is not the address of a broker: it has no options, leave out ? and the rest")
     if default_port is None or not parts.hostname or parts.path or parts.query or parts.username:
         raise ConfigurationError(f"{url!r} is not the address of a broker: it must be {forms}")
     return Address(

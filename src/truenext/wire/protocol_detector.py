@@ -119,19 +119,20 @@ def _client_error(port: _Port, protocol: str) -> OtherProtocolError:
     reason = f"the client speaks {protocol}, and this port speaks {port.versions}"
     answer = b""
     if protocol == "TLS":
-        reason += f" without TLS: connect without TLS, or {_add_listener(f'{port.protocol.lower()}+ssl')}"
+        reason += f" without TLS: connect without TLS, or {_add_listener(f'{port.protocol.lower()}+ssl://HOST:PORT')}"
         answer = _TLS_ALERT
     elif protocol == "HTTP":
         answer = _http_answer(f"{reason}: connect with a client of {port.protocol}.\n".encode())
     elif protocol == port.other:
-        reason += f": for {protocol}, {_add_listener(protocol.lower())}"
+        scheme = protocol.lower()
+        reason += f": for {protocol}, {_add_listener(f'{scheme}://HOST:PORT, with TLS {scheme}+ssl://HOST:PORT,')}"
         if protocol == "STOMP":
             answer = _stomp_answer(reason)
     return OtherProtocolError(reason, protocol, answer)
 
 
-def _add_listener(scheme: str) -> str:
-    return f"add {scheme}://HOST:PORT to the addresses at which the broker listens (--listen)"
+def _add_listener(address: str) -> str:
+    return f"add {address} to the addresses at which the broker listens (--listen)"
 
 
 def _http_answer(text: bytes) -> bytes:

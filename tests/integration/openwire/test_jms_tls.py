@@ -1,20 +1,25 @@
 """Tests of openwire+ssl with the unmodified client of ActiveMQ, which logs in by a certificate or is refused."""
 
+import re
+import shlex
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
+from tests.integration.environments import ROOT
 from tests.integration.openwire.java import Programs, missing_reason
+from tests.integration.pages import blocks_of
 from tests.tls_broker import Certificates
 
 REASON = missing_reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
-STORE_PASSWORD = "changeit"
+PAGE = "docs/jms.md"
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +32,29 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
+def options_of_page(store: str, command: str, folder: Path) -> list[str]:
+    """Run a command of docs/jms.md in the folder of the certificates, and return the page's options of Java for the
+    store that the command makes."""
+    commands = [line for block in blocks_of(PAGE) if block.language == "sh" for line in block.text.splitlines()]
+    (line,) = (each for each in commands if each.startswith(command))
+    subprocess.run(shlex.split(line), cwd=folder, check=True, capture_output=True, timeout=60)
+    options = re.findall(rf"-Djavax\.net\.ssl\.{store}\w*=[\w.]+", (ROOT / PAGE).read_text())
+    assert len(options) == 2
+    return [each.replace("Store=", f"Store={folder}/") for each in options]
+
+
 @pytest.fixture(scope="module")
 def trust(certificates: Certificates) -> list[str]:
     """Options of Java with which it trusts the broker."""
-    store = certificates.ca.with_name("trust.p12")
-    command = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", str(certificates.ca)]
-    command += ["-keystore", str(store), "-storetype", "PKCS12", "-storepass", STORE_PASSWORD]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return [f"-Djavax.net.ssl.trustStore={store}", f"-Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}"]
+    return options_of_page("trustStore", "keytool ", certificates.ca.parent)
 
 
 @pytest.fixture(scope="module")
 def certificate(certificates: Certificates) -> list[str]:
     """Options of Java with which it shows the certificate of a user."""
-    store = certificates.ca.with_name("client.p12")
-    command = ["openssl", "pkcs12", "-export", "-in", str(certificates.client), "-out", str(store)]
-    command += ["-passout", f"pass:{STORE_PASSWORD}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return [f"-Djavax.net.ssl.keyStore={store}", f"-Djavax.net.ssl.keyStorePassword={STORE_PASSWORD}"]
+    for name in ("shop.pem", "shop.key"):
+        certificates.ca.with_name(name).symlink_to(certificates.client)
+    return options_of_page("keyStore", "openssl pkcs12 ", certificates.ca.parent)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,9 @@ def test_client_without_certificate_and_password_is_refused(
 
 
 def test_client_that_does_not_trust_the_broker_gets_no_connection(tls_broker: BrokerProcess, java: Programs) -> None:
+    logged = len(tls_broker.log)
     assert java.run("connect", tls_broker.openwire_url, "q") == ["JMSException"]
+    assert "certificate unknown: the client does not trust the broker's certificate" in tls_broker.log[logged:]
 
 
 def test_client_without_tls_gets_no_connection(tls_broker: BrokerProcess, java: Programs) -> None:

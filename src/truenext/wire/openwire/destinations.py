@@ -90,6 +90,13 @@ def is_for_topics(physical: PhysicalDestination) -> bool:
 def _name(physical: PhysicalDestination) -> str:
     if not physical.name:
         raise RemoteProtocolError("a destination without a name", Code.DESTINATION)
+    for start in ("/queue/", "/topic/"):
+        if physical.name.startswith(start):
+            name = physical.name[:100]
+            raise RemoteProtocolError(
+                f"{name} is an address of STOMP: in JMS write the name alone, {name.removeprefix(start)}",
+                Code.DESTINATION,
+            )
     return physical.name
 
 
