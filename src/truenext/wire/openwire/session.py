@@ -84,6 +84,9 @@ OPENWIRE_RULES = ProtocolRules(
     login_bytes_max=LOGIN_BYTES_MAX,
     late_opening=f"no WireFormatInfo within {OPENING_SECONDS_MAX:g} seconds",
     unchecked_login="",
+    # A client on `failover:` misses the end of its socket while it repeats its login, and would wait for ever. ActiveMQ
+    # gives it two seconds.
+    refused_login_seconds=1.0,
     displaced_login="no ConnectionInfo yet, and {newer} newer connections wait to log in: start the connection at once",
     plain_text="this port speaks TLS: connect with ssl://, not with tcp://",
     missing_end="no ShutdownInfo",
