@@ -123,6 +123,20 @@ def test_jms_client_stays_after_a_refusal_and_reports_nothing_as_started() -> No
         client.engine.commands.release(client.session, Release(["c"], []))
 
 
+def test_end_that_is_reported_again_leaves_the_next_connection_of_the_same_id() -> None:
+    # A lost connection still writes its answers, and its socket may break meanwhile.
+    client = Client()
+    login = Login(is_jms_client=True, connection_id="ID:a:1")
+    lost = client.connect("1", login)
+    client.engine.commands.disconnect(lost, is_exempt=False)
+    again = client.connect("2", login)
+    assert not client.engine.commands.connecting.is_connected(lost)
+    client.engine.commands.disconnect(lost, is_exempt=False)
+    assert client.engine.commands.connecting.is_connected(again)
+    client.engine.commands.disconnect(again, is_exempt=False)
+    assert not client.engine.commands.connecting.is_connected(again)
+
+
 def test_send_of_a_jms_client_that_would_wait_for_the_disk_is_refused() -> None:
     client = Client()
     client.session.has_sent = True

@@ -441,6 +441,21 @@ def test_rollback_leaves_messages_with_their_consumer_and_does_not_widen_its_win
     assert Commit("9", acks=[Ack("1:1", 1), Ack("1:1", 2)]) in client.take_commands()
 
 
+def test_message_that_a_transaction_keeps_cannot_be_acknowledged_in_another_one() -> None:
+    # C18.3
+    client = consuming(5, 1, 2, 3)
+    client.control(BEGIN, 1)
+    client.control(BEGIN, 2)
+    client.ack(STANDARD, 1, 2, 2, transaction=1)
+    client.ack(STANDARD, 1, 1, transaction=1)
+    client.take_commands()
+    client.ack(STANDARD, 2, 3, 2, transaction=2)
+    refused = client.take_commands()[0]
+    assert isinstance(refused, InvalidFrame) and refused.transaction == "2" and "another open" in refused.reason
+    client.control(COMMIT_ONE_PHASE, 1)
+    assert client.take_commands()[0] == Commit("1", acks=[Ack("1:1", 1), Ack("1:1", 2)])
+
+
 def test_refused_commit_ends_the_transaction_and_its_messages_stay() -> None:
     client = consuming(3, 1)
     client.control(BEGIN)

@@ -333,7 +333,12 @@ def test_code_of_a_refusal_chooses_the_exception(code: Code, name: str) -> None:
         (Code.NO_SPACE, "ResourceAllocationException"),
         (Code.LIMIT, "ResourceAllocationException"),
         (Code.DESTINATION, "InvalidDestinationException"),
-        (Code.NOT_SUPPORTED, "TransactionRolledBackException"),
+        (Code.SELECTOR, "InvalidSelectorException"),
+        (Code.NOT_SUPPORTED, "JMSException"),
+        (Code.COMMAND, "JMSException"),
+        (Code.HEADER, "JMSException"),
+        (Code.MALFORMED_FRAME, "JMSException"),
+        (Code.NOT_FOUND, "TransactionRolledBackException"),
         (Code.NOT_HELD, "TransactionRolledBackException"),
         (None, "TransactionRolledBackException"),
     ],
@@ -440,6 +445,26 @@ def test_feature_that_is_not_offered_is_refused_by_name_and_the_text_says_what_t
     ((found, said),) = refusals(client.take_answers())
     assert found.rpartition(".")[2] == name and said == text
     assert [type(command) for command in client.take_commands()] == [InvalidFrame]
+
+
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        (ConnectionInfo(7, True, OWN), "a second ConnectionInfo on one connection"),
+        (ConnectionErrorInfo(7, True), "ConnectionError is not for clients to send"),
+    ],
+)
+def test_command_at_the_wrong_place_is_refused_by_its_name_in_the_protocol(structure: Structure, reason: str) -> None:
+    client = Client()
+    client.send(structure)
+    (refused,) = client.take_commands()
+    assert isinstance(refused, InvalidFrame) and refused.reason == reason
+
+
+def test_message_before_the_login_is_refused_by_its_name_in_the_protocol() -> None:
+    client = Client(logs_in=False)
+    with pytest.raises(RemoteProtocolError, match=r"^message of OpenWire before ConnectionInfo"):
+        client.send(message_with(destination=QUEUE))
 
 
 def test_recover_finds_no_prepared_transaction() -> None:

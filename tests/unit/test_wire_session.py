@@ -34,6 +34,7 @@ RULES = ProtocolRules(
     login_bytes_max=50,
     late_opening="no HELLO in time",
     unchecked_login="no check in time",
+    refused_login_seconds=0.5,
     displaced_login="no LOGIN yet, and {newer} are newer",
     plain_text="speak TLS",
     missing_end="no BYE",
@@ -133,11 +134,11 @@ class LineSession:
 
 
 class Broker:
-    """Accepts each login, unless `checks_logins`, and answers at once."""
+    """Accepts each login, unless `checks_logins` or `refuses_logins`, and answers at once."""
 
     def __init__(self) -> None:
         self.connection: ServerConnection
-        self.checks_logins = False
+        self.checks_logins = self.refuses_logins = False
         self.has_capacity = True
         self.has_time = True
         self.lost: list[bool] = []
@@ -168,6 +169,8 @@ class Broker:
             if isinstance(command, Login):
                 if self.checks_logins:
                     return PendingCommand(command, WaitsFor.LOGIN)
+                if self.refuses_logins:
+                    raise RemoteProtocolError("too many logins", Code.BUSY)
                 self.accept(command)
         return None
 
@@ -335,6 +338,29 @@ def test_client_reads_are_as_small_as_the_rules_say_until_its_login(rig: Rig) ->
     rig.send(bytes(300))
     sizes = cast(LineSession, rig.wire).received_sizes
     assert max(sizes[:-1]) == RULES.login_bytes_max and sizes[-1] == 300 <= READ_BYTES
+
+
+@pytest.mark.parametrize("is_closed_by_client", [False, True])
+def test_socket_of_a_refused_login_stays_open_for_the_time_of_its_protocol(rig: Rig, is_closed_by_client: bool) -> None:
+    rig.broker.refuses_logins = True
+    rig.send(b"HELLO\nLOGIN\n")
+    rig.connection.flush()
+    assert rig.read() == b"HELLO TOO\nFAULT None busy too many logins\n"
+    rig.advance(RULES.refused_login_seconds - 0.1)
+    states = [rig.state]
+    if is_closed_by_client:
+        rig.here.shutdown(socket.SHUT_WR)
+        assert rig.loop.readable is not None
+        rig.loop.readable()
+        states.append(rig.state)
+    rig.advance(0.2)
+    states.append(rig.state)
+    assert states == [Life.DISCARDING, *([Life.CLOSED] * 2 if is_closed_by_client else [Life.LINGERING])]
+
+
+def test_socket_of_a_client_that_is_refused_later_is_closed_at_once(rig: Rig) -> None:
+    rig.send(b"HELLO\nLOGIN\nBAD\n")
+    assert rig.read().endswith(b"FAULT 7 not-found it was bad\n") and rig.state is Life.LINGERING
 
 
 def test_client_that_loses_its_place_is_told_in_the_words_of_its_protocol(rig: Rig) -> None:

@@ -33,15 +33,18 @@ class ConnectionEnds:
         tick: Callable[[], object],
         schedule_turn: Callable[[], object],
         drop_answers: Callable[[ConnectionState], object],
+        note_lost: Callable[[ConnectionState], object],
         monotonic_ns: Callable[[], int],
     ) -> None:
-        """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection."""
+        """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection. `note_lost` is
+        called with each connection that ends without DISCONNECT."""
         self._engine = engine
         self._peers = peers
         self._capacity = capacity
         self._tick = tick
         self._schedule_turn = schedule_turn
         self._drop_answers = drop_answers
+        self._note_lost = note_lost
         self._monotonic_ns = monotonic_ns
         self.spent_ns = 0
         """Nanoseconds that ends by `soon` have taken since the last turn."""
@@ -121,6 +124,8 @@ class ConnectionEnds:
         If `is_exempt`, the held messages count no attempt.
         """
         self._tick()
+        if self._engine.commands.connecting.is_connected(session):
+            self._note_lost(session)
         self.cancel_unsent(session, None)
         self._engine.commands.disconnect(session, is_exempt=is_exempt)
         self._takeovers.remove(session)

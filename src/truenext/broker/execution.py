@@ -18,7 +18,7 @@ from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.user_sessions import Action, UserSessions
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.errors import Code, RemoteProtocolError, StoreError
+from truenext.errors import RemoteProtocolError, StoreError
 from truenext.model.answers import Receipt
 from truenext.model.commands import (
     Abort,
@@ -268,7 +268,7 @@ class Execution:
             # This connection gets the place of the one that it takes over.
             secret, is_takeover = self._ends.take_over(session, login, "" if found is None else found.user.name)
         if login.connection_id:
-            self._end_former(login.connection_id, "" if found is None else found.user.name)
+            self._end_former(session, login)
         may_exceed = found is None or found.user.is_monitor or found.user.is_admin
         limit = peer.assign_place(may_exceed=may_exceed)
         if found is not None:
@@ -281,17 +281,15 @@ class Execution:
         self._engine.commands.log_in(session, login)
         peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
 
-    def _end_former(self, connection_id: str, user: str) -> None:
+    def _end_former(self, session: ConnectionState, login: Login) -> None:
         """End an earlier connection of the same id and user: its client has lost it, and the broker does not know yet.
 
-        Raises: RemoteProtocolError if the connection with this id is another user's
+        Raises: RemoteProtocolError if the id is another user's
         """
-        former = self._engine.state.clients.sessions.get(connection_id)
-        if former is None:
-            return
-        if self._users.name_of(former) != user:
-            raise RemoteProtocolError(f"a connection of another user has the id {connection_id}", Code.IN_USE)
-        self._peers[former].close_for_takeover(is_exempt=False)
+        former = self._engine.state.clients.sessions.get(login.connection_id)
+        self._users.check_connection_id(session, login, former)
+        if former is not None:
+            self._peers[former].close_for_takeover(is_exempt=False)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         self._ends.close_parked_users(subscribe.durable_key)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from truenext.broker import access, connection_request, producer_request
+from truenext.broker.connection_ids import ConnectionIds
 from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.peer import Peer
 from truenext.broker.reply_rights import ReplyRights
@@ -30,6 +31,10 @@ from truenext.model.limits import BROWSERS_MAX
 
 Action = Callable[[ConnectionState, Any], None]
 """Executes a command of a connection."""
+
+ID_REFUSAL_SECONDS = 60.0
+"""Seconds after a logged login with a connection id of another user during which further ones of this user are not
+logged."""
 
 
 _UNTRUSTED = ("alert certificate unknown", "alert unknown ca", "alert bad certificate")
@@ -70,6 +75,9 @@ class UserSessions:
         """Open connections whose failed login was logged."""
         self._logins = None if users is None else Logins(users, loop)
         self._reply_rights = None if users is None else ReplyRights(engine, self.name_of)
+        self._ids = ConnectionIds()
+        self._id_refusals: dict[str, float] = {}
+        """Time from which on the next login with a connection id of another user is logged, by user."""
         self._log = SecurityLog(loop.time)
 
     def user_of(self, session: ConnectionState) -> User | None:
@@ -152,6 +160,33 @@ class UserSessions:
     def log_in(self, session: ConnectionState, user: SessionUser) -> None:
         """Record as which user a connection is logged in. From now on the connection may do what this user may do."""
         self._users[session] = user
+
+    def note_lost(self, session: ConnectionState) -> None:
+        """Keep the id of a JMS client's lost connection for its user."""
+        name = self.name_of(session)
+        if name and session.is_jms_client:
+            self._ids.keep(session.id, name)
+
+    def check_connection_id(self, session: ConnectionState, login: Login, former: ConnectionState | None) -> None:
+        """Check that the connection id of a checked login is no other user's. `former` is the open connection with this
+        id; None if there is none.
+
+        A client on `failover:` tries again and again, so each user has one line a minute in the log.
+
+        Raises: RemoteProtocolError if the id is another user's
+        """
+        if self._logins is None:
+            return
+        owner = self._ids.owner_of(login.connection_id) if former is None else self.name_of(former)
+        if owner in ("", login.user):
+            return
+        reason = f"the connection id {login.connection_id} is another user's: make a new connection"
+        now = self._loop.time()
+        if now >= self._id_refusals.get(login.user, now):
+            self._id_refusals[login.user] = now + ID_REFUSAL_SECONDS
+            self._log_event(logging.WARNING, "login failed", session, login.user, reason=reason)
+        self._failed_logins.add(session)
+        raise RemoteProtocolError(reason, Code.IN_USE)
 
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
         assert self._logins is not None, "there are users"
@@ -275,6 +310,8 @@ class UserSessions:
         self._logins.replace_users(users)
         self._last_targets.clear()
         self._reply_rights.keep_users(users)
+        self._ids.keep_users(users)
+        self._id_refusals = {user: time for user, time in self._id_refusals.items() if user in users}
         for session, (user, credential) in list(self._users.items()):
             entry = users.get(user.name)
             if entry is None:

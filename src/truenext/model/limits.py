@@ -86,6 +86,12 @@ SECRETS_MAX = 1000
 Exceeded: No error. The broker forgets the oldest, and does not notice that a CONNECT with its secret came late.
 """
 
+LOST_IDS_MAX = 1000
+"""Ids of lost connections of JMS clients that the broker keeps for each user: no other user may log in with them.
+
+Exceeded: No error. The id that was lost longest ago is free for all users.
+"""
+
 HEART_BEAT_MS_MIN = 250
 """Shortest heart-beat interval in milliseconds: the timers of all connections must not become a load.
 

@@ -102,6 +102,7 @@ MESSAGE_PROPERTIES = {
     "JMSMessageID": "text",
 }
 """Kinds of the properties that are not in a message's header lines, by name."""
+_JMS_HEADERS = ", ".join(sorted(MESSAGE_PROPERTIES | HEADER_PROPERTIES))
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
@@ -320,7 +321,7 @@ class _Compiler(Transformer[Token, Any]):
         kind = MESSAGE_PROPERTIES.get(name, "property")
         is_known = kind != "property" or name in HEADER_PROPERTIES or name.startswith(_JMS_PREFIXES)
         if name.startswith("JMS") and not is_known:
-            raise SelectorError(_at(token), f"messages cannot be selected by {name},")
+            raise SelectorError(_at(token), f"messages cannot be selected by {name[:100]}, but by {_JMS_HEADERS},")
         return Expression(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
 
     def text(self, token: Token) -> Expression:

@@ -21,7 +21,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Login
 from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, CONTROL_ONLY_IDLE_S
 from truenext.server.client_socket import ClientSocket
-from truenext.server.ending import Ending, make_error_answer
+from truenext.server.ending import LOGIN_TIMER, Ending, make_error_answer
 from truenext.server.input import Input
 from truenext.server.life import OPEN, WITHOUT_SOCKET
 from truenext.server.output import Output
@@ -92,7 +92,7 @@ class ServerConnection:
         self.close_for_takeover = self._ending.take_over
         self.stop_reading = self._ending.stop
         self.end = self._ending.end
-        self._ending.set_timer(self._wire.rules.opening_seconds_max, "login", self._on_opening_overdue)
+        self._ending.set_timer(self._wire.rules.opening_seconds_max, LOGIN_TIMER, self._on_opening_overdue)
         self._input.watch()
 
     @property
@@ -130,7 +130,7 @@ class ServerConnection:
         """Answer the login, and start the agreed heart-beats."""
         wire, ending = self._wire, self._ending
         self._is_logged_in = True
-        ending.cancel_timer("login")
+        ending.cancel_timer(LOGIN_TIMER)
         self._add_outgoing()
         self._output.add_frame(wire.encode_connected(login, secret, is_takeover=is_takeover, is_checked=is_checked))
         self.flush()
@@ -207,9 +207,9 @@ class ServerConnection:
             self._ending.refuse(rules.unchecked_login, Code.BUSY)
         elif source.has_waiting_commands:
             # The login was in the socket: its check gets the whole time.
-            self._ending.set_timer(rules.opening_seconds_max, "login", self._on_opening_overdue)
+            self._ending.set_timer(rules.opening_seconds_max, LOGIN_TIMER, self._on_opening_overdue)
         elif source.is_paused:
-            self._ending.set_timer(CAPACITY_CHECK_INTERVAL_S, "login", self._on_opening_overdue)
+            self._ending.set_timer(CAPACITY_CHECK_INTERVAL_S, LOGIN_TIMER, self._on_opening_overdue)
         else:
             self._ending.refuse(rules.late_opening, Code.LOGIN)
 

@@ -38,6 +38,9 @@ TAKEOVER_GRACE_S = 1.0
 """Longest time for which a connection stays parked. If the client has not taken the connection over by then, its
 started messages count an attempt. One second is enough: a running client sees the broken socket, too, and reconnects at
 once."""
+LOGIN_TIMER = "login"
+"""Name of the timer that runs until the client is logged in."""
+_REFUSED_LOGIN = "refused login"
 _REASON_LENGTH_MAX = 4000
 """Longest body of an ERROR, in characters."""
 
@@ -60,7 +63,8 @@ class Ending:
         """`client` is the client's address. Call `attach` before anything else."""
         self.life = ConnectionLife()
         self._session = session
-        self._rules, self._replies, self._detach = wire.rules, wire.replies, wire.detach
+        self._wire = wire
+        self._rules, self._replies = wire.rules, wire.replies
         self._broker = broker
         self._socket = client_socket
         self._loop = loop
@@ -120,6 +124,20 @@ class Ending:
             self.close()
             return
         self._broker.answer(self._session, make_error_answer(reason, code, receipt))
+        if self._rules.refused_login_seconds and self._is_login_sent():
+            self.set_timer(self._rules.refused_login_seconds, _REFUSED_LOGIN, self._end_refused_login)
+        else:
+            self._close_after_answers()
+
+    def _is_login_sent(self) -> bool:
+        """Return whether the client has sent its login and is not logged in."""
+        return self.has_timer(LOGIN_TIMER) and self._wire.is_connected
+
+    def _end_refused_login(self) -> None:
+        self.cancel_timer(_REFUSED_LOGIN)
+        self._close_after_answers()
+
+    def _close_after_answers(self) -> None:
         self._broker.answer(self._session, CloseConnection())
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
@@ -157,7 +175,7 @@ class Ending:
     def on_disconnect(self) -> None:
         """End the connection once the receipt of its DISCONNECT was sent, if the client has requested one."""
         self.discard_input()
-        self._broker.answer(self._session, CloseConnection())
+        self._close_after_answers()
 
     def on_eof(self) -> None:
         """Handle the end of the client's input: park the connection, or end it after the pending answers, which the
@@ -166,10 +184,12 @@ class Ending:
         self._socket.unwatch_reads()
         if self.life.state is Life.LINGERING:
             self.close()
+        elif self.has_timer(_REFUSED_LOGIN):
+            self._end_refused_login()
         elif self.life.state is OPEN and not self._park(self._rules.missing_end):
             self._log_lost(self._rules.missing_end)
             self._end_session()
-            self._broker.answer(self._session, CloseConnection())
+            self._close_after_answers()
 
     def discard_input(self) -> None:
         """From now on discard input. Commands that wait and the incomplete frame are discarded, too."""
@@ -183,7 +203,7 @@ class Ending:
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
         # Before the client can make its temporary destinations again, on a new connection.
-        self._detach()
+        self._wire.detach()
 
     def on_last_answer(self) -> None:
         """Close our side of the socket once all was sent, or the whole socket after CLOSE_TIMEOUT_S."""

@@ -17,7 +17,7 @@ from truenext.errors import Code
 from truenext.model.answers import ErrorAnswer
 from truenext.model.limits import BODY_BYTES_MAX
 from truenext.model.policy import Policy
-from truenext.wire.openwire.refusals import exception_class
+from truenext.wire.openwire.refusals import ENDED_CLASS, exception_class
 from truenext.wire.openwire.structures import BytesMessage, TextMessage
 
 PAGE = "docs/jms.md"
@@ -108,5 +108,5 @@ def test_page_names_the_default_ports_and_limits() -> None:
 
 
 def test_page_names_each_exception() -> None:
-    classes = {exception_class(ErrorAnswer("no", code)).rpartition(".")[2] for code in Code}
-    assert classes == set(re.findall(r"`(?:java\.lang\.)?(\w+Exception)`", TEXT))
+    classes = {ENDED_CLASS, *(exception_class(ErrorAnswer("no", code)) for code in Code)}
+    assert {each.rpartition(".")[2] for each in classes} == set(re.findall(r"`(?:java\.lang\.)?(\w+Exception)`", TEXT))

@@ -491,6 +491,25 @@ def test_reply_is_allowed_once_the_request_was_dispatched_and_over_a_reconnect_o
     assert again.delivery().message is not None
 
 
+def test_connection_id_stays_with_its_user_after_its_connection_was_lost(
+    connect: Callable[..., JmsUser],
+) -> None:
+    # C26.20
+    name = connect("asker").name
+
+    def intrude() -> None:
+        with pytest.raises(AssertionError, match=f"the connection id {name} is another user's"):
+            connect("intruder", name=name)
+
+    intrude()
+    connect("asker", name=name).close()
+    for _ in range(3):
+        intrude()
+    again = connect("asker", name=name)
+    intrude()
+    again.request(RemoveInfo(object_id=ConnectionId(name)))
+
+
 def test_composite_with_a_temporary_part_needs_the_right_for_each_part(connect: Callable[..., JmsUser]) -> None:
     """CVE-2026-61487: a composite with a temporary part skipped the access list."""
     asker, answerer = connect("asker"), connect("answerer")

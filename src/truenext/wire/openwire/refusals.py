@@ -16,7 +16,10 @@ _CLASSES = {
     Code.ROLLED_BACK: f"{_JMS}TransactionRolledBackException",
     Code.NO_TRANSACTION: f"{_JMS}TransactionRolledBackException",
 }
-_CAUSES = (Code.FORBIDDEN, Code.NO_SPACE, Code.LIMIT, Code.DESTINATION)
+_CAUSES = (
+    *(Code.FORBIDDEN, Code.NO_SPACE, Code.LIMIT, Code.DESTINATION, Code.SELECTOR),
+    *(Code.NOT_SUPPORTED, Code.COMMAND, Code.HEADER, Code.MALFORMED_FRAME),
+)
 """Refusals in a transaction whose class its COMMIT reports, too: no repeat of the transaction helps, as it does after a
 TransactionRolledBackException."""
 ENDED_CLASS = f"{_JMS}IllegalStateException"

@@ -84,6 +84,9 @@ OPENWIRE_RULES = ProtocolRules(
     login_bytes_max=LOGIN_BYTES_MAX,
     late_opening=f"no WireFormatInfo within {OPENING_SECONDS_MAX:g} seconds",
     unchecked_login="",
+    # A client on `failover:` misses the end of its socket while it repeats its login, and would wait for ever. ActiveMQ
+    # gives it two seconds.
+    refused_login_seconds=1.0,
     displaced_login="no ConnectionInfo yet, and {newer} newer connections wait to log in: start the connection at once",
     plain_text="this port speaks TLS: connect with ssl://, not with tcp://",
     missing_end="no ShutdownInfo",
@@ -220,7 +223,9 @@ class OpenWireSession:
             return
         handler = _HANDLERS.get(type(structure))
         if handler is None:
-            raise RemoteProtocolError(f"{type(structure).__name__} is not for clients to send", Code.COMMAND)
+            if isinstance(structure, WireFormatInfo | ConnectionInfo):
+                raise RemoteProtocolError(f"a second {_name_of(structure)} on one connection", Code.COMMAND)
+            raise RemoteProtocolError(f"{_name_of(structure)} is not for clients to send", Code.COMMAND)
         for command in handler(self, structure):
             yield command
             if not self._is_refused:
@@ -558,5 +563,12 @@ _REFUSED: dict[type[Structure], tuple[str, str]] = {
 }
 
 
+def _name_of(structure: object) -> str:
+    """Return the name of a command, as the protocol has it if the class has another one."""
+    if isinstance(structure, ProducedMessage):
+        return "message"
+    return type(structure).__name__.replace("ConnectionErrorInfo", "ConnectionError")
+
+
 def _not_logged_in(structure: object) -> RemoteProtocolError:
-    return RemoteProtocolError(f"{type(structure).__name__} of OpenWire before ConnectionInfo", Code.MALFORMED_FRAME)
+    return RemoteProtocolError(f"{_name_of(structure)} of OpenWire before ConnectionInfo", Code.MALFORMED_FRAME)

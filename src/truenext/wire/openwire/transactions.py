@@ -120,7 +120,7 @@ class Transactions:
         If the acknowledgement matches nothing, because the messages went to an earlier connection, the transaction
         cannot be committed: else what it sends would come from messages that are delivered again.
 
-        Raises: RemoteProtocolError if the transaction is not open, or the consumer does not hold the messages
+        Raises: RemoteProtocolError if the transaction is not open, or another one keeps one of the messages
         """
         if ack.ack_type not in (STANDARD, INDIVIDUAL):
             raise RemoteProtocolError(
@@ -139,6 +139,11 @@ class Transactions:
         if not is_matched:
             self._unmatched.add(name)
             return
+        if any(consumer.kept.get(sequence, name) != name for sequence in covered):
+            raise RemoteProtocolError(
+                f"transaction {name} acknowledges a message that another open transaction has acknowledged",
+                Code.NOT_HELD,
+            )
         self._repeated.pop(name, None)
         touched[consumer] = None
         for sequence in covered:

@@ -42,6 +42,7 @@ STOMP_RULES = ProtocolRules(
     login_bytes_max=LOGIN_BYTES_MAX,
     late_opening=f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds",
     unchecked_login=f"the login was not checked within {LOGIN_SECONDS_MAX:g} seconds",
+    refused_login_seconds=0.0,
     displaced_login="no CONNECT yet, and {newer} newer connections wait to log in: send CONNECT at once",
     plain_text="this port speaks TLS: connect to stomp+ssl://, not to stomp://",
     missing_end="no DISCONNECT",
