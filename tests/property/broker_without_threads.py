@@ -43,6 +43,7 @@ class VirtualLoop:
     def __init__(self) -> None:
         self.now_ns = START_NS
         self.readers: dict[Any, Callable[[], None]] = {}
+        self.writers: dict[Any, Callable[[], None]] = {}
         self._ready: deque[Callable[[], object]] = deque()
         self._timers: list[tuple[int, int, VirtualTimer]] = []
         self._numbers = itertools.count()
@@ -70,8 +71,11 @@ class VirtualLoop:
     def remove_reader(self, sock: object) -> None:
         self.readers.pop(sock, None)
 
+    def add_writer(self, sock: object, callback: Callable[[], None]) -> None:
+        self.writers[sock] = callback
+
     def remove_writer(self, sock: object) -> None:
-        """Do nothing: sockets take everything at once."""
+        self.writers.pop(sock, None)
 
     def run_one(self) -> bool:
         """Run a callback. Returns False if none is there."""
@@ -173,6 +177,8 @@ class VirtualSocket:
         self.sent = bytearray()
         self.has_ended = False
         self.is_broken = False
+        self.is_full = False
+        """True as long as the socket takes nothing."""
         self.is_closed = False
         """True once the broker has closed the socket."""
 
@@ -191,6 +197,8 @@ class VirtualSocket:
     def send(self, data: bytes | bytearray | memoryview) -> int:
         if self.is_broken:
             raise ConnectionResetError("reset by a test")
+        if self.is_full:
+            raise BlockingIOError
         self.sent += data
         return len(data)
 
@@ -278,6 +286,11 @@ class BrokerWithoutThreads:
         """Let the broker read a socket once."""
         if sock in self.loop.readers:
             self.loop.readers[sock]()
+
+    def write(self, sock: VirtualSocket) -> None:
+        """Let the broker write what a socket did not take before."""
+        while sock in self.loop.writers:
+            self.loop.writers[sock]()
 
     def settle(self) -> None:
         """Run all callbacks, and make all batches durable."""

@@ -70,7 +70,7 @@ def a_report_of_delivery_covers_one_message(patch: Patch) -> None:
 
 
 def a_pull_is_never_withdrawn(patch: Patch) -> None:
-    patch.setattr(PullRequests, "end_overdue", lambda requests: setattr(requests, "next_end_us", None))
+    patch.setattr(PullRequests, "end_overdue", lambda requests: requests._end_heap.clear())
 
 
 def a_pull_without_time_waits(patch: Patch) -> None:
@@ -225,11 +225,15 @@ def a_request_is_not_answered_if_nothing_was_to_do(patch: Patch) -> None:
 
 
 def an_advisory_comes_after_the_message(patch: Patch) -> None:
-    patch.setattr(Advisories, "announce_reply_to", lambda advisories, message: b"")
+    patch.setattr(Advisories, "announce_reply_to", lambda advisories, deliveries: None)
 
 
 def only_one_connection_of_a_process_is_told(patch: Patch) -> None:
-    patch.setattr(Advisories, "send", lambda advisories, frames: None)
+    def faulty(board: AdvisoryBoard, process: Any, told: Any) -> None:
+        for member in list(board._members.get(process, ()))[:1]:
+            member.send(told)
+
+    patch.setattr(AdvisoryBoard, "_send", faulty)
 
 
 def the_end_of_a_temporary_destination_is_told_when_the_socket_is_closed(patch: Patch) -> None:
@@ -245,10 +249,9 @@ def the_end_of_a_temporary_destination_is_told_when_the_socket_is_closed(patch: 
 
 
 def a_later_connection_of_a_process_is_told_nothing(patch: Patch) -> None:
-    def faulty(board: AdvisoryBoard, process: Any, advisories: Advisories) -> None:
-        size = len(advisories.outgoing)
+    def faulty(board: AdvisoryBoard, process: Any, advisories: Advisories) -> tuple[()]:
         original(board, process, advisories)
-        del advisories.outgoing[size:]
+        return ()
 
     original = AdvisoryBoard.add
     patch.setattr(AdvisoryBoard, "add", faulty)

@@ -1274,10 +1274,7 @@ def producers_of_jms_clients_are_forgotten_by_the_name_of_others(patch: Patch) -
 
 @shows_in(JmsMachine)
 def a_pull_request_with_a_time_is_never_withdrawn(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests) -> None:
-        pull_requests.next_end_us = None
-
-    targets.END_OVERDUE_PULL_REQUESTS.replace(patch, faulty)
+    targets.END_OVERDUE_PULL_REQUESTS.replace(patch, targets.forget_ends_of_pull_requests)
 
 
 @shows_in(JmsMachine)

@@ -831,6 +831,10 @@ def next_retry_us(engine: Engine) -> int | None:
     return _part(engine, DelayedEntries).next_us
 
 
+def forget_ends_of_pull_requests(pull_requests: PullRequests) -> None:
+    pull_requests._end_heap.clear()
+
+
 def timers_being_written(timers: Timers) -> dict[bytes, int]:
     return timers._unstored_batches
 

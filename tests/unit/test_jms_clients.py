@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from truenext.engine.engine import Engine
+from truenext.engine.lifecycle import pull_requests
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import LANE_BYTES, queue_size
 from truenext.engine.state.queue import Entry
@@ -511,6 +512,55 @@ def test_later_pull_request_without_a_time_stays() -> None:
     client.engine.commands.pull(client.session, Credit("c", 1))
     client.engine.state.commit_state.tick(900_000, 900_000)
     assert client.engine.turn.run().ended_pull_requests == []
+
+
+def pull_for(client: Client, name: str, wait_ms: int) -> None:
+    if name not in client.session.consumers:
+        client.consume(name, credit=1)
+    client.engine.commands.pull(client.session, Credit(name, 1, wait_ms=wait_ms))
+
+
+def withdrawn_at(client: Client, now_ms: int) -> list[str]:
+    client.engine.state.commit_state.tick(1000 * now_ms, 1000 * now_ms)
+    return [ended.consumer.subscription for ended in client.engine.turn.run().ended_pull_requests]
+
+
+def test_pull_request_is_withdrawn_at_the_time_that_was_said_last() -> None:
+    client = Client()
+    for name, wait_ms in (("a", 500), ("b", 250), ("c", 100), ("a", 100), ("c", 500)):
+        pull_for(client, name, wait_ms)
+    assert [withdrawn_at(client, now_ms) for now_ms in (99, 100, 249, 250, 499, 500)] == [
+        [],
+        ["a"],
+        [],
+        ["b"],
+        [],
+        ["c"],
+    ]
+    assert client.engine.tasks.next_due_ms is None
+
+
+def test_pull_requests_that_end_together_are_withdrawn_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull_requests, "PULL_ENDS_PER_TURN", 2)
+    client = Client()
+    for name in "abc":
+        pull_for(client, name, 250)
+    assert [withdrawn_at(client, 250), withdrawn_at(client, 250), withdrawn_at(client, 250)] == [["a", "b"], ["c"], []]
+
+
+def test_times_of_pull_requests_that_have_ended_take_bounded_memory() -> None:
+    client = Client()
+    times = client.engine.tasks.pull_times._pull_requests._end_heap
+    for number in range(300):
+        pull_for(client, str(number % 3), 10**9)
+    assert len(times) < 100
+    names = [str(number) for number in range(300)]
+    for name in names:
+        pull_for(client, name, 10**9)
+    assert len(times) >= 300
+    for name in names:
+        client.engine.commands.pull(client.session, Credit(name, 0))
+    assert len(times) < 100
 
 
 # ---- Numbered sends (C26.10, C26.11) ----

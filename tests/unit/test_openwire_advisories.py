@@ -4,16 +4,22 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.openwire_client import Client, refusals
+from tests.unit.openwire_client import Client, Delivered, refusals
 from truenext.model.limits import ADVISORY_CONSUMERS_MAX
+from truenext.model.loose_fields import FieldReader
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import TEMPORARY_QUEUE, PhysicalName
 from truenext.wire.openwire import advisories
 from truenext.wire.openwire.advisories import AdvisoryBoard
 from truenext.wire.openwire.codec import produced_message
+from truenext.wire.openwire.deliveries import AdvisoryEncoder
+from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_nested
 from truenext.wire.openwire.structures import (
     ConnectionId,
+    ConsumerId,
     ConsumerInfo,
     DestinationInfo,
+    JmsMessage,
     MessageDispatch,
     MessageId,
     ProducerId,
@@ -21,6 +27,7 @@ from truenext.wire.openwire.structures import (
     RemoveInfo,
     Structure,
     TemporaryQueueName,
+    TemporaryTopicName,
     TextMessage,
     TopicName,
 )
@@ -93,6 +100,17 @@ def test_client_is_told_once_and_before_the_message(board: AdvisoryBoard) -> Non
     assert told(client) == ADDED
     get_request(client)
     assert told(client) == []
+
+
+def test_advisory_is_sent_apart_from_the_messages_that_may_be_cancelled(board: AdvisoryBoard) -> None:
+    client = subscribed("ID:b-1-1:1", board)
+    client.consume()
+    parts: list[bytes] = []
+    other = request(TemporaryQueueName(f"{OWNER}:8"))
+    client.session.replies.encode_deliveries("1:1", [Delivered(1, request()), Delivered(2, other)], parts)
+    assert told(client) == [*ADDED, (f"{OWNER}:8", 0)]
+    client.read(b"".join(parts))
+    assert len(parts) == 2 and told(client) == []
 
 
 def test_request_of_a_stomp_client_is_told_too(board: AdvisoryBoard) -> None:
@@ -229,3 +247,91 @@ def test_acknowledgements_of_advisories_are_ignored(board: AdvisoryBoard) -> Non
     client.ack(2, None, 1, 751, consumer_id=client.consumer_id(1, -1), response_required=True)
     answers: list[Structure] = client.take_answers()
     assert len(answers) == 1 and client.take_commands() == []
+
+
+def test_consumer_of_advisories_that_is_added_again_is_told_nothing(board: AdvisoryBoard) -> None:
+    owner_of_replies(board)
+    client = Client(connection="ID:owner-1-2:1", board=board)
+    info = ConsumerInfo(2, True, client.consumer_id(1, -1), destination=TOPICS, prefetch_size=1000)
+    client.send(info)
+    assert told(client) == ADDED
+    client.send(*[info] * (ADVISORY_CONSUMERS_MAX + 1))
+    answers = client.take_answers()
+    assert len(answers) == ADVISORY_CONSUMERS_MAX + 1 and refusals(answers) == []
+
+
+def test_further_consumer_of_advisories_is_told_alone(board: AdvisoryBoard) -> None:
+    owner_of_replies(board)
+    client = subscribed("ID:owner-1-2:1", board)
+    assert told(client) == ADDED
+    client.send(ConsumerInfo(2, False, client.consumer_id(2, -1), destination=TOPICS, prefetch_size=1000))
+    (advisory,) = client.take_answers()
+    assert isinstance(advisory, MessageDispatch) and advisory.consumer_id == client.consumer_id(2, -1)
+
+
+@pytest.mark.parametrize("make", [TemporaryQueueName, TemporaryTopicName])
+@pytest.mark.parametrize(
+    "consumer_id",
+    [ConsumerId("ID:b-1-1:1", -1, 1), ConsumerId("", 2**62 - 1, 2**62 - 1), ConsumerId("\1z\1", 0, 0)],
+    ids=["usual", "largest", "zeros"],
+)
+def test_advisory_has_all_fields_of_its_table(
+    make: type[TemporaryQueueName | TemporaryTopicName], consumer_id: ConsumerId
+) -> None:
+    producer_id = ProducerId("ID:truenext-b1", 0, -1)
+    is_topic = make is TemporaryTopicName
+    info = DestinationInfo(0, False, ConnectionId(OWNER), make(f"{OWNER}:7"), 1)
+    topic = TopicName(f"ActiveMQ.Advisory.Temp{'Topic' if is_topic else 'Queue'}")
+    message = JmsMessage(
+        producer_id=producer_id,
+        destination=topic,
+        message_id=MessageId(None, producer_id, 9, 9),
+        jms_type="Advisory",
+        data_structure=info,
+        target_consumer_id=consumer_id,
+    )
+    frame = AdvisoryEncoder(consumer_id, producer_id).encode(9, encode_nested(info), is_topic=is_topic)
+    expected = MessageDispatch(0, False, consumer_id, topic, message)
+    assert frame == encode_frame(expected)
+    assert decode_structure(FieldReader(frame[4:])) == expected
+
+
+# ---- Time ----
+
+
+def names_of(owner: str, count: int) -> list[PhysicalName]:
+    return [PhysicalName(TEMPORARY_QUEUE, f"{owner}:{number}") for number in range(count)]
+
+
+def test_end_of_temporary_destinations_looks_at_no_process_that_was_told_of_none(
+    board: AdvisoryBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+
+    class Told(dict[PhysicalName, None]):
+        def __contains__(self, name: object) -> bool:
+            looked.append(name)
+            return super().__contains__(name)
+
+    for number in range(5):
+        client = subscribed(f"ID:p{number}-1:1", board)
+        client.consume()
+        get_request(client, request(TemporaryQueueName(f"{OWNER}:{number}")))
+    for process, announced in board._announced.items():
+        board._announced[process] = Told(announced)
+    board.end(names_of(OWNER, 1))
+    assert looked == []
+
+
+def test_board_forgets_all_that_it_was_told(board: AdvisoryBoard) -> None:
+    owner = owner_of_replies(board)
+    clients = [subscribed(f"ID:p{number}-1:1", board) for number in range(3)]
+    for client in clients:
+        client.consume()
+        get_request(client)
+        get_request(client, request(TemporaryQueueName("ID:nobody-1:1:1")))
+    owner.session.detach()
+    for client in clients:
+        client.session.detach()
+    assert not board._told and not board._announced and not board._members and not board._owned
+    assert board._announced_count == 0

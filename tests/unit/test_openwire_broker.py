@@ -263,6 +263,26 @@ def test_end_of_a_temporary_queue_is_told_before_its_client_makes_it_again(
     assert told(other) == [1]
 
 
+def test_client_is_told_though_the_first_message_of_a_reply_to_was_cancelled(broker: BrokerWithoutThreads) -> None:
+    owner, client = JmsClient(broker, "ID:host-2-1:1"), JmsClient(broker)
+    client.consume(ADVISORIES)
+    client.consume(QUEUE)
+    replies = TemporaryQueueName("ID:host-2-1:1:1")
+    owner.send(DestinationInfo(3, False, ConnectionId("ID:host-2-1:1"), replies))
+    client.sock.is_full = True
+    producer = ProducerId("ID:host-2-1:1", 1, 1)
+    owner.send(
+        TextMessage(9, False, producer, QUEUE, message_id=MessageId(None, producer, 9), priority=4, reply_to=replies)
+    )
+    client.send(RemoveInfo(4, False, ConsumerId(CONNECTION, 1, 1), -1))
+    client.sock.is_full = False
+    broker.write(client.sock)
+    client.consume(QUEUE, 2)
+    advisory, message = client.messages()
+    assert isinstance(advisory.data_structure, DestinationInfo) and advisory.data_structure.destination == replies
+    assert message.reply_to == replies
+
+
 # ---- Names ----
 
 

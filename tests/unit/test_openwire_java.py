@@ -24,7 +24,7 @@ from truenext.model.openwire_message import (
     stomp_message,
 )
 from truenext.wire.openwire.codec import produced_message
-from truenext.wire.openwire.deliveries import DispatchEncoder, encode_advisory, encode_end, encode_response
+from truenext.wire.openwire.deliveries import AdvisoryEncoder, DispatchEncoder, encode_end, encode_response
 from truenext.wire.openwire.fields import decode_structure, encode_frame, encode_nested
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.structures import (
@@ -323,7 +323,8 @@ def test_java_reads_the_cause_of_a_dead_letter(ask: Ask) -> None:
 
 def test_java_reads_answers_advisories_and_ends(ask: Ask) -> None:
     info = DestinationInfo(0, False, None, TemporaryQueueName("ID:host-1:1:1"), 1)
-    advisory = encode_advisory(CONSUMER, ProducerId("ID:truenext-abc", 0, -2), 9, info)
+    encoder = AdvisoryEncoder(CONSUMER, ProducerId("ID:truenext-abc", 0, -2))
+    advisory = encoder.encode(9, encode_nested(info), is_topic=False)
     requests: list[tuple[bytes, list[str]]] = [
         (encode_response(77), ["CorrelationId"]),
         (encode_end(CONSUMER), ["Message", "ConsumerId"]),

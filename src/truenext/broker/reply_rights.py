@@ -27,7 +27,7 @@ from truenext.model.destination import (
     Destination,
     DestinationKind,
 )
-from truenext.model.forms import has_reply_to, reply_to_address
+from truenext.model.forms import may_name_temporary, reply_to_address
 from truenext.model.grants import User
 from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
 
@@ -36,9 +36,6 @@ _ADDRESS_BYTES = 400
 
 _USER_BYTES = 128
 """Memory for each user that may reply to a temporary queue or topic."""
-
-_REMOTE_PREFIX = REMOTE_PREFIX.encode()
-"""Prefix of temporary queues and topics of other connections, in header lines. Its characters need no escapes there."""
 
 _find_named = re.compile(
     rf"(?:^|,)\s*+((?:{REMOTE_TEMPORARY_PREFIX}|{REMOTE_TEMPORARY_TOPIC_PREFIX})([^/,]++)/[^,]*)"
@@ -182,7 +179,7 @@ class ReplyRights:
         for consumer, entries in deliveries.items():
             for entry in entries:
                 message = entry.message
-                if message is not None and (_REMOTE_PREFIX in message.header or has_reply_to(message)):
+                if message is not None and may_name_temporary(message):
                     # The copies of a message to a topic are one object.
                     users = users_by_message.setdefault(id(message), set())
                     name = self._user_name(consumer.session)

@@ -1,8 +1,13 @@
 """Forms of messages: what engine and broker ask of a message, whichever form it has (message.py)."""
 
 from truenext.model import header_lines, openwire_message
+from truenext.model.destination import REMOTE_PREFIX
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import PhysicalName
 from truenext.model.openwire_message import compared_bytes as compared_bytes
+
+_REMOTE_PREFIX = REMOTE_PREFIX.encode()
+"""Prefix of temporary queues and topics of other connections, in header lines. Its characters need no escapes there."""
 
 
 def closes_group(message: SentMessage) -> bool:
@@ -12,9 +17,12 @@ def closes_group(message: SentMessage) -> bool:
     return header_lines.closes_group(message.header)
 
 
-def has_reply_to(message: SentMessage) -> bool:
-    """Return whether a message that is not in the form of header lines has a reply-to. False for all others."""
-    return message.form != 0 and openwire_message.has_reply_to(message)
+def may_name_temporary(message: SentMessage) -> bool:
+    """Return whether the reply-to of a message may be a temporary queue or topic. False for most messages: quicker than
+    reading the reply-to."""
+    if message.form:
+        return openwire_message.has_reply_to(message)
+    return _REMOTE_PREFIX in message.header
 
 
 def reply_to_address(message: SentMessage) -> str:
@@ -22,3 +30,10 @@ def reply_to_address(message: SentMessage) -> str:
     if message.form:
         return openwire_message.reply_to_address(message)
     return header_lines.reply_to_of(message.header)
+
+
+def reply_to_name(message: SentMessage) -> PhysicalName | None:
+    """Return the reply-to as OpenWire names it; None if there is none, or OpenWire cannot name it."""
+    if message.form:
+        return openwire_message.reply_to_name(message)
+    return openwire_message.physical_name(header_lines.reply_to_of(message.header))

@@ -773,6 +773,10 @@ RETRIES_PER_TURN = 2000
 """Failed messages that return to their lanes in one turn when they are due. Nothing is dispatched until all messages
 that are due have returned."""
 
+PULL_ENDS_PER_TURN = 1000
+"""Pull requests that are withdrawn in one turn because their time is over: no other client is served meanwhile. The
+next turn continues."""
+
 DISPATCHES_PER_TURN = 2000
 """Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn
 continues."""

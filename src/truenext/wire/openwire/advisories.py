@@ -6,23 +6,17 @@ reply-to. All connections of its process are told at once, as a program may send
 later connections are told when they subscribe to the advisories. The process of the owner is told from the start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.header_lines import decode_header_lines
+from truenext.model.forms import may_name_temporary, reply_to_name
 from truenext.model.limits import ADVISORY_CONSUMERS_MAX, NAME_LENGTH_MAX
-from truenext.model.message import OPENWIRE_FORM, SentMessage
-from truenext.model.openwire_message import (
-    TEMPORARY_QUEUE,
-    TEMPORARY_TOPIC,
-    PhysicalName,
-    has_reply_to,
-    physical_name,
-    reply_to_name,
-)
-from truenext.wire.openwire.deliveries import encode_advisory
-from truenext.wire.openwire.destinations import ADVISORY_PREFIX
+from truenext.model.message import SentMessage
+from truenext.model.openwire_message import TEMPORARY_QUEUE, TEMPORARY_TOPIC, PhysicalName
+from truenext.wire.openwire.deliveries import ADVISORY_TOPICS, AdvisoryEncoder
+from truenext.wire.openwire.fields import encode_nested
 from truenext.wire.openwire.structures import (
     ConnectionId,
     ConsumerId,
@@ -33,15 +27,14 @@ from truenext.wire.openwire.structures import (
     TemporaryTopicName,
     TopicName,
 )
+from truenext.wire.session import Delivery
 
 ANNOUNCED_MAX = 1000
 ALL_ANNOUNCED_MAX = 100 * ANNOUNCED_MAX
-"""Numbers of temporary destinations that one process, and all of them, are remembered to have been told. A process may
-be told twice."""
+"""Most temporary destinations that the broker remembers to have told one process, and all processes together. A process
+may be told twice of one that is forgotten."""
 _NAME_LENGTH_MAX = 2 * NAME_LENGTH_MAX
 """Characters of the longest name that is told: no destination has a longer one."""
-_TOPICS = {f"{ADVISORY_PREFIX}TempQueue", f"{ADVISORY_PREFIX}TempTopic"}
-_REMOTE_PREFIX = b"/remote-temp-"
 
 
 class Process(NamedTuple):
@@ -56,6 +49,15 @@ class Process(NamedTuple):
         return cls(user, connection_id.rpartition("-")[0])
 
 
+class _Advisory(NamedTuple):
+    """Command that tells of a temporary destination, or of its end."""
+
+    owner: str
+    """Id of the connection that the destination belongs to."""
+    is_topic: bool
+    encoded: bytes
+
+
 class AdvisoryBoard:
     """Temporary destinations that each process was told, on all connections of one broker."""
 
@@ -64,7 +66,9 @@ class AdvisoryBoard:
         """Connections of each process that get advisories."""
         self._announced: dict[Process, dict[PhysicalName, None]] = {}
         """Temporary destinations that each process was told, the oldest first."""
-        self._ended: dict[PhysicalName, list[Process]] = {}
+        self._told: dict[PhysicalName, dict[Process, None]] = {}
+        """Processes that were told of a temporary destination."""
+        self._ended: dict[PhysicalName, tuple[Process, ...]] = {}
         """Processes that were told of the end of a temporary destination, the oldest end first."""
         self._announced_count = 0
         self._owned: dict[Process, dict[PhysicalName, None]] = {}
@@ -80,15 +84,15 @@ class AdvisoryBoard:
         if not owned:
             del self._owned[process]
 
-    def add(self, process: Process, advisories: "Advisories") -> None:
-        """Add a connection, and tell it what its process was told, or has made itself."""
+    def add(self, process: Process, advisories: "Advisories") -> Iterable[PhysicalName]:
+        """Add a connection. Returns what its process was told, or has made itself."""
         self._members.setdefault(process, {})[advisories] = None
         if process not in self._announced:
-            announced = self._announced[process] = {}
-            for name in self._owned.get(process, ()):
-                self._remember(announced, name)
-        for name in self._announced[process]:
-            advisories.outgoing += advisories.encode(name)
+            self._announced[process] = {}
+            newest = list(islice(reversed(self._owned.get(process, {})), ANNOUNCED_MAX))
+            for name in reversed(newest):
+                self._remember(process, name)
+        return self._announced[process]
 
     def remove(self, process: Process, advisories: "Advisories") -> None:
         """Remove a connection. What its process was told is forgotten with its last connection."""
@@ -96,54 +100,66 @@ class AdvisoryBoard:
         if members is not None:
             members.pop(advisories, None)
             if not members:
-                self._announced_count -= len(self._announced.pop(process))
-                del self._members[process]
+                for name in list(self._announced[process]):
+                    self._forget(process, name)
+                del self._announced[process], self._members[process]
 
-    def announce(self, process: Process, announcer: "Advisories", name: PhysicalName) -> bytes:
-        """Tell a process of a temporary destination, if it was not told before. Returns the frames for `announcer`; the
-        frames for other connections are sent at once."""
+    def announce(self, process: Process, names: Iterable[PhysicalName]) -> None:
+        """Tell a process of temporary destinations, apart from those that it was told before."""
         announced = self._announced.get(process)
-        if announced is None or name in announced:
-            return b""
-        self._remember(announced, name)
-        for member in list(self._members[process]):
-            if member is not announcer:
-                member.send(member.encode(name))
-        return announcer.encode(name)
+        if announced is None:
+            return
+        new = [name for name in names if name not in announced]
+        if new:
+            new = list(dict.fromkeys(new))
+            for name in new:
+                self._remember(process, name)
+            self._send(process, list(map(_advisory, new)))
 
-    def end(self, name: PhysicalName) -> None:
-        """Tell of the end of a temporary destination, wherever it was told."""
-        processes = [process for process, announced in self._announced.items() if name in announced]
-        for process in processes:
-            del self._announced[process][name]
-            self._announced_count -= 1
-            self._send(process, name, is_removed=True)
-        if processes:
-            self._ended[name] = processes
-            if len(self._ended) > ANNOUNCED_MAX:
-                del self._ended[next(iter(self._ended))]
+    def end(self, names: Iterable[PhysicalName]) -> None:
+        """Tell of the ends of temporary destinations, wherever they were told."""
+        ends: dict[Process, list[_Advisory]] = {}
+        for name in names:
+            processes = tuple(self._told.get(name, ()))
+            if processes:
+                self._ended[name] = processes
+                if len(self._ended) > ANNOUNCED_MAX:
+                    del self._ended[next(iter(self._ended))]
+                end = _advisory(name, is_removed=True)
+                for process in processes:
+                    self._forget(process, name)
+                    ends.setdefault(process, []).append(end)
+        for process, told in ends.items():
+            self._send(process, told)
 
     def begin_again(self, name: PhysicalName) -> None:
         """Tell of a temporary destination that its client has made again on a new connection, wherever its end was
         told: an answer may still be on its way."""
         for process in self._ended.pop(name, ()):
-            announced = self._announced.get(process)
-            if announced is not None and name not in announced:
-                self._remember(announced, name)
-                self._send(process, name)
+            self.announce(process, (name,))
 
-    def _remember(self, announced: dict[PhysicalName, None], name: PhysicalName) -> None:
+    def _remember(self, process: Process, name: PhysicalName) -> None:
         """Remember that a process was told, in place of its oldest name or, if it has none, of another's."""
+        announced = self._announced[process]
         if len(announced) >= ANNOUNCED_MAX or self._announced_count >= ALL_ANNOUNCED_MAX:
-            names = announced or next(each for each in self._announced.values() if each)
-            del names[next(iter(names))]
-            self._announced_count -= 1
+            other = process if announced else next(each for each, names in self._announced.items() if names)
+            self._forget(other, next(iter(self._announced[other])))
         announced[name] = None
+        self._told.setdefault(name, {})[process] = None
         self._announced_count += 1
 
-    def _send(self, process: Process, name: PhysicalName, *, is_removed: bool = False) -> None:
-        for member in list(self._members[process]):
-            member.send(member.encode(name, is_removed=is_removed))
+    def _forget(self, process: Process, name: PhysicalName) -> None:
+        del self._announced[process][name]
+        told = self._told[name]
+        del told[process]
+        if not told:
+            del self._told[name]
+        self._announced_count -= 1
+
+    def _send(self, process: Process, told: list[_Advisory]) -> None:
+        # Some may end meanwhile.
+        for member in list(self._members.get(process, ())):
+            member.send(told)
 
 
 class Advisories:
@@ -153,8 +169,9 @@ class Advisories:
         """`outgoing` are the bytes that the session sends on its own."""
         self._producer_id = ProducerId(f"ID:truenext-{identity}", 0, -1)
         self._board = board
-        self.outgoing = outgoing
-        self._consumers: dict[ConsumerId, None] = {}
+        self._outgoing = outgoing
+        self._encoders: dict[ConsumerId, AdvisoryEncoder] = {}
+        """Encoder of each advisory consumer."""
         self._own: dict[PhysicalName, None] = {}
         """Temporary destinations of this connection."""
         self._number = 0
@@ -167,29 +184,29 @@ class Advisories:
         self._connection_id = connection_id
         self._process = Process.of(user, connection_id)
 
-    @property
-    def has_consumers(self) -> bool:
-        return bool(self._consumers)
-
     def is_consumer(self, consumer_id: ConsumerId | None) -> bool:
-        return consumer_id in self._consumers
+        return consumer_id in self._encoders
 
     def add(self, consumer_id: ConsumerId) -> None:
-        """Add an advisory consumer.
+        """Add an advisory consumer, and tell it what its process was told. Nothing happens if there is one with this
+        id.
 
         Raises: RemoteProtocolError if there are too many
         """
-        if len(self._consumers) >= ADVISORY_CONSUMERS_MAX:
+        if consumer_id in self._encoders:
+            return
+        if len(self._encoders) >= ADVISORY_CONSUMERS_MAX:
             raise RemoteProtocolError(
                 f"this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some",
                 Code.LIMIT,
             )
-        self._consumers[consumer_id] = None
-        self._board.add(self._process, self)
+        encoder = self._encoders[consumer_id] = AdvisoryEncoder(consumer_id, self._producer_id)
+        known = self._board.add(self._process, self)
+        self._outgoing += self._encode([encoder], map(_advisory, known))
 
     def remove(self, consumer_id: ConsumerId) -> None:
         """Remove an advisory consumer, if it is one."""
-        if self._consumers.pop(consumer_id, 0) is None and not self._consumers:
+        if self._encoders.pop(consumer_id, None) is not None and not self._encoders:
             self._board.remove(self._process, self)
 
     def add_own(self, name: PhysicalName) -> None:
@@ -199,68 +216,80 @@ class Advisories:
             self._own[name] = None
             self._board.add_own(self._process, name)
             self._board.begin_again(name)
-            self._board.announce(self._process, self, name)
+            self._board.announce(self._process, (name,))
 
     def end_own(self, name: PhysicalName) -> None:
         """Tell of the end of a temporary destination of this connection."""
-        if self._own.pop(name, 0) is None:
-            self._board.remove_own(self._process, name)
-            self._board.end(name)
+        if name in self._own:
+            self._end_own([name])
 
     def end(self) -> None:
         """Tell of the end of this connection."""
-        if self._consumers:
-            self._consumers.clear()
+        if self._encoders:
+            self._encoders.clear()
             self._board.remove(self._process, self)
-        for name in list(self._own):
-            self.end_own(name)
+        self._end_own(list(self._own))
 
-    def announce_reply_to(self, message: SentMessage) -> bytes:
-        """Return the frames that must come before a message, if its reply-to is a temporary destination that the client
-        was not told yet."""
-        if message.form == OPENWIRE_FORM and not has_reply_to(message):
-            # A shortcut: most messages have none.
-            return b""
-        name = _temporary_reply_to(message)
-        return b"" if name is None else self._board.announce(self._process, self, name)
+    def _end_own(self, names: list[PhysicalName]) -> None:
+        for name in names:
+            del self._own[name]
+            self._board.remove_own(self._process, name)
+        self._board.end(names)
 
-    def encode(self, name: PhysicalName, *, is_removed: bool = False) -> bytes:
-        """Return the frames that tell the client of a temporary destination, or of its end. The owner of a destination
-        needs none."""
-        owner = name.name.rpartition(":")[0]
-        if owner == self._connection_id:
-            return b""
-        kind = TemporaryQueueName if name.type == TEMPORARY_QUEUE else TemporaryTopicName
-        info = DestinationInfo(
-            connection_id=ConnectionId(owner), destination=kind(name.name), operation=1 if is_removed else 0
-        )
-        frames = []
-        for consumer_id in self._consumers:
-            self._number += 1
-            frames.append(encode_advisory(consumer_id, self._producer_id, self._number, info))
+    def announce_reply_to(self, deliveries: Sequence[Delivery]) -> None:
+        """Tell the client of the temporary destinations that messages have as reply-to, unless it was told before. This
+        is sent at once, before the messages, and not with them: a message that is cancelled before it is sent may be
+        dispatched to the client again."""
+        if not self._encoders:
+            return
+        names: list[PhysicalName] = []
+        for delivery in deliveries:
+            message = delivery.message
+            # Most messages have none.
+            if message is not None and may_name_temporary(message):
+                name = _temporary_reply_to(message)
+                if name is not None:
+                    names.append(name)
+        if names:
+            self._board.announce(self._process, names)
+
+    def send(self, told: list[_Advisory]) -> None:
+        """Send advisories at once, if the connection has not ended."""
+        if self.on_outgoing is not None:
+            frames = self._encode(self._encoders.values(), told)
+            if frames:
+                self._outgoing += frames
+                self.on_outgoing()
+
+    def _encode(self, encoders: Collection[AdvisoryEncoder], told: Iterable[_Advisory]) -> bytes:
+        """Return the frames of advisories to consumers. The owner of a temporary destination needs none."""
+        frames: list[bytes] = []
+        for advisory in told:
+            if advisory.owner != self._connection_id:
+                for encoder in encoders:
+                    self._number += 1
+                    frames.append(encoder.encode(self._number, advisory.encoded, is_topic=advisory.is_topic))
         return b"".join(frames)
-
-    def send(self, frames: bytes) -> None:
-        """Send frames that another connection has caused."""
-        if frames and self.on_outgoing is not None:
-            self.outgoing += frames
-            self.on_outgoing()
 
 
 def are_advisories(destination: PhysicalDestination | None) -> bool:
     """Return whether a consumer's destination names only advisories of temporary destinations."""
     if not isinstance(destination, TopicName) or destination.name is None:
         return False
-    return all(part.strip().removeprefix("topic://") in _TOPICS for part in destination.name.split(","))
+    return all(part.strip().removeprefix("topic://") in ADVISORY_TOPICS for part in destination.name.split(","))
+
+
+def _advisory(name: PhysicalName, *, is_removed: bool = False) -> _Advisory:
+    owner = name.name.rpartition(":")[0]
+    is_topic = name.type == TEMPORARY_TOPIC
+    destination = TemporaryTopicName(name.name) if is_topic else TemporaryQueueName(name.name)
+    info = DestinationInfo(connection_id=ConnectionId(owner), destination=destination, operation=int(is_removed))
+    return _Advisory(owner, is_topic, encode_nested(info))
 
 
 def _temporary_reply_to(message: SentMessage) -> PhysicalName | None:
-    """Return the reply-to of a message of either form if it is a temporary destination; else None."""
-    reply_to = None
-    if message.form == OPENWIRE_FORM:
-        reply_to = reply_to_name(message)
-    elif _REMOTE_PREFIX in message.header:
-        reply_to = physical_name(decode_header_lines(message.header).get("reply-to", ""))
-    if reply_to is None or reply_to.type not in (TEMPORARY_QUEUE, TEMPORARY_TOPIC):
+    """Return the reply-to of a message if it is a temporary destination; else None."""
+    name = reply_to_name(message)
+    if name is None or name.type not in (TEMPORARY_QUEUE, TEMPORARY_TOPIC):
         return None
-    return reply_to if len(reply_to.name) <= _NAME_LENGTH_MAX else None
+    return name if len(name.name) <= _NAME_LENGTH_MAX else None

@@ -15,7 +15,6 @@ from truenext.wire.openwire.structures import (
     ConnectionId,
     ConsumerId,
     DataArrayResponse,
-    DestinationInfo,
     ExceptionResponse,
     JmsMessage,
     KeepAliveInfo,
@@ -25,7 +24,6 @@ from truenext.wire.openwire.structures import (
     ProducerAck,
     ProducerId,
     Response,
-    TemporaryQueueName,
     Throwable,
     TopicName,
 )
@@ -50,6 +48,11 @@ _LARGE_BYTES = 16 * 1024
 
 KEEP_ALIVE = encode_frame(KeepAliveInfo())
 _ADVISORY_TYPE = "Advisory"
+ADVISORY_TOPICS = ("ActiveMQ.Advisory.TempQueue", "ActiveMQ.Advisory.TempTopic")
+"""Topics of advisories of temporary queues, and of temporary topics."""
+_NUMBER_PAIR = Struct(">qq")
+_MARK = 2**62 - 1
+"""Number that is replaced by that of an advisory."""
 
 
 class DispatchEncoder:
@@ -142,25 +145,44 @@ class DispatchEncoder:
         )
 
 
-def encode_end(consumer_id: ConsumerId) -> bytes:
-    """Return the frame that ends a browse, or a pull request without a message."""
-    return encode_frame(MessageDispatch(consumer_id=consumer_id))
+class AdvisoryEncoder:
+    """Encoder of advisories to one consumer, with the bytes that all its frames have."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, consumer_id: ConsumerId, producer_id: ProducerId) -> None:
+        """`producer_id` and a number are the id of each advisory."""
+        self._pieces = [_advisory_pieces(consumer_id, producer_id, TopicName(name)) for name in ADVISORY_TOPICS]
+        """For queues and for topics: what comes before the numbers of an advisory, before its command, and behind."""
+
+    def encode(self, number: int, command: bytes, *, is_topic: bool) -> bytes:
+        """Return the frame that tells a nested DestinationInfo: that a temporary queue or topic was added or
+        removed."""
+        head, middle, end = self._pieces[is_topic]
+        size = len(head) + _NUMBER_PAIR.size + len(middle) + len(command) + len(end)
+        return b"".join((_SIZE.pack(size), head, _NUMBER_PAIR.pack(number, number), middle, command, end))
 
 
-def encode_advisory(consumer_id: ConsumerId, producer_id: ProducerId, number: int, info: DestinationInfo) -> bytes:
-    """Return the frame that tells an advisory consumer that a temporary destination was added or removed. Producer and
-    number are the id of the advisory."""
-    is_queue = isinstance(info.destination, TemporaryQueueName)
-    topic = TopicName(f"ActiveMQ.Advisory.Temp{'Queue' if is_queue else 'Topic'}")
+def _advisory_pieces(consumer_id: ConsumerId, producer_id: ProducerId, topic: TopicName) -> tuple[bytes, bytes, bytes]:
     message = JmsMessage(
         producer_id=producer_id,
         destination=topic,
-        message_id=MessageId(None, producer_id, number, number),
+        message_id=MessageId(None, producer_id, _MARK, _MARK),
         jms_type=_ADVISORY_TYPE,
-        data_structure=info,
         target_consumer_id=consumer_id,
     )
-    return encode_frame(MessageDispatch(0, False, consumer_id, topic, message))
+    encoded = encode_structure(MessageDispatch(0, False, consumer_id, topic, message))
+    # Behind the consumer all fields are 0, and before it the command is null.
+    command_at = encoded.rindex(encode_nested(consumer_id)) - 1
+    # Between numbers and command no field is the client's.
+    numbers_at = encoded.rindex(_NUMBER_PAIR.pack(_MARK, _MARK), 0, command_at)
+    middle_at = numbers_at + _NUMBER_PAIR.size
+    return encoded[:numbers_at], encoded[middle_at:command_at], encoded[command_at + 1 :]
+
+
+def encode_end(consumer_id: ConsumerId) -> bytes:
+    """Return the frame that ends a browse, or a pull request without a message."""
+    return encode_frame(MessageDispatch(consumer_id=consumer_id))
 
 
 def encode_response(correlation_id: int) -> bytes:

@@ -1,9 +1,11 @@
 """Destinations of one JMS client: makes the broker's destinations of OpenWire's, and refuses those that JMS clients may
 not use."""
 
+from sys import getsizeof
+
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.destination import Destination, DestinationKind, parse_address
-from truenext.model.openwire_message import PhysicalName
+from truenext.model.openwire_message import PhysicalName, physical_name
 from truenext.wire.openwire.refusals import not_supported
 from truenext.wire.openwire.structures import (
     PhysicalDestination,
@@ -15,8 +17,12 @@ from truenext.wire.openwire.structures import (
 ADVISORY_PREFIX = "ActiveMQ.Advisory."
 _STATISTICS_PREFIX = "ActiveMQ.Statistics"
 _PATTERNS = (DestinationKind.QUEUE_PATTERN, DestinationKind.TOPIC_PATTERN)
-_KNOWN_MAX = 1000
-"""Number of destinations that a connection keeps."""
+_KNOWN_BYTES_MAX = 256 * 1024
+"""Approximate bytes of memory for the destinations that a connection keeps."""
+_SHARED_LENGTH_MAX = 512
+"""Characters of the longest address that connections share."""
+_DESTINATION_BYTES = 400
+"""Memory for a destination, or a part of a composite one, without the name that the client has sent."""
 
 
 class Destinations:
@@ -25,6 +31,8 @@ class Destinations:
 
     def __init__(self) -> None:
         self._targets: dict[PhysicalDestination, Destination] = {}
+        self._bytes = 0
+        """Approximate bytes of memory for `_targets`."""
 
     def target(self, physical: PhysicalDestination) -> Destination:
         """Return the destination of a message.
@@ -34,10 +42,16 @@ class Destinations:
         found = self._targets.get(physical)
         if found is None:
             found = _target(physical)
-            if len(self._targets) >= _KNOWN_MAX:
-                self._targets.clear()
-            self._targets[physical] = found
+            self._keep(physical, found)
         return found
+
+    def _keep(self, physical: PhysicalDestination, target: Destination) -> None:
+        size = getsizeof(physical.name) + _DESTINATION_BYTES * (1 + len(target.parts))
+        if self._bytes + size > _KNOWN_BYTES_MAX:
+            self._targets.clear()
+            self._bytes = 0
+        self._targets[physical] = target
+        self._bytes += size
 
 
 def _target(physical: PhysicalDestination) -> Destination:
@@ -79,8 +93,15 @@ def temporary(physical: PhysicalDestination | None) -> tuple[Destination, Physic
     """
     if not isinstance(physical, TemporaryQueueName | TemporaryTopicName):
         raise not_supported("commands that create or remove a queue or topic", "use the command truenext")
-    name = _name(physical)
-    return _parse(physical, name), PhysicalName(physical.TYPE, name)
+    name = PhysicalName(physical.TYPE, _name(physical))
+    destination = _parse(physical, name.name)
+    if physical_name(destination.address) != name:
+        # Else one destination could be announced under many names.
+        raise RemoteProtocolError(
+            f"temporary queue or topic {name.name[:100]!r}: its name must be the connection's id, a colon and a number",
+            Code.DESTINATION,
+        )
+    return destination, name
 
 
 def is_for_topics(physical: PhysicalDestination) -> bool:
@@ -101,4 +122,7 @@ def _name(physical: PhysicalDestination) -> str:
 
 
 def _parse(physical: PhysicalDestination, name: str) -> Destination:
-    return parse_address(PhysicalName(physical.TYPE, name).address, "")
+    address = PhysicalName(physical.TYPE, name).address
+    # All connections share the cache of addresses, which counts addresses, not bytes.
+    parse = parse_address if len(address) <= _SHARED_LENGTH_MAX else parse_address.__wrapped__
+    return parse(address, "")

@@ -50,8 +50,8 @@ class OpenWireReplies:
     ) -> None:
         consumer = self._consumers.by_subscription[subscription]
         encode = consumer.encoder.encode
-        announce = self._advisories.announce_reply_to if self._advisories.has_consumers else None
         held, bytes_max = consumer.held, self.frame_bytes_max
+        self._advisories.announce_reply_to(deliveries)
         consumer.on_dispatched(len(deliveries))
         for delivery in deliveries:
             message = delivery.message
@@ -68,8 +68,6 @@ class OpenWireReplies:
             if len(frame) - SIZE_BYTES > bytes_max:
                 parts.append(self._reject(consumer, sequence, len(frame) - SIZE_BYTES))
                 continue
-            if announce is not None and (announcements := announce(message)):
-                frame = announcements + frame
             parts.append(frame)
 
     def _reject(self, consumer: Consumer, sequence: int, size: int) -> bytes:
