@@ -193,6 +193,18 @@ def test_login_with_an_id_that_can_be_no_part_of_an_address_is_refused(name: str
     assert refused.value.code is Code.LOGIN and not client.session.is_connected
 
 
+@pytest.mark.parametrize("field", ["user_name", "password", "client_id"])
+def test_login_with_a_text_that_is_no_unicode_is_refused(field: str) -> None:
+    """The broker hashes user and password, and logs the client id."""
+    client = Client(logs_in=False)
+    with pytest.raises(RemoteProtocolError, match="half of a surrogate pair") as refused:
+        client.send(ConnectionInfo(1, True, ConnectionId("ID:a-1:1"), **{field: "a\ud83d"}))
+    assert refused.value.code is Code.LOGIN and not client.session.is_connected
+    client = Client(logs_in=False)
+    client.send(ConnectionInfo(1, True, ConnectionId("ID:a-1:1"), **{field: "a\U0001f600"}))
+    assert client.session.is_connected
+
+
 def test_wrong_login_is_a_security_exception_to_the_request() -> None:
     client = Client(logs_in=False)
     client.refuses = lambda command: isinstance(command, Login)

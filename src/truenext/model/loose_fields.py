@@ -37,6 +37,7 @@ _DOUBLE = struct.Struct(">d")
 _BYTE = struct.Struct(">b")
 _INT_MAX = 2**31 - 1
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NULL, _PRESENT = b"\0", b"\1"
 
 
@@ -88,6 +89,15 @@ def to_utf8(text: str) -> bytes:
     b'??'
     """
     return text.encode("utf-8", "replace")
+
+
+def has_half_pair(text: str) -> bool:
+    r"""Return whether a text has a surrogate without its partner, so that it cannot be encoded as UTF-8.
+
+    >>> has_half_pair("\ud83d"), has_half_pair("\U0001f600")
+    (True, False)
+    """
+    return _SURROGATE.search(text) is not None
 
 
 class Tag(IntEnum):

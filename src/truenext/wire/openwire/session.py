@@ -29,6 +29,7 @@ from truenext.model.commands import (
     SendRun,
 )
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
+from truenext.model.loose_fields import has_half_pair
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun
@@ -387,6 +388,11 @@ class OpenWireSession:
             raise RemoteProtocolError(
                 f"connection id {connection_id[:100]!r}: it needs a colon, and may have no comma, slash or unprintable "
                 "character",
+                Code.LOGIN,
+            )
+        if has_half_pair(f"{info.user_name}\0{info.password}\0{info.client_id}"):
+            raise RemoteProtocolError(
+                "login refused: user name, password or client id has half of a surrogate pair: use whole characters",
                 Code.LOGIN,
             )
         if info.broker_path or info.is_broker_master_connector:
