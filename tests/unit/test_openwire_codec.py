@@ -44,6 +44,7 @@ from truenext.wire.openwire.structures import (
     ConnectionId,
     ConnectionInfo,
     ConsumerId,
+    DataArrayResponse,
     JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
@@ -56,6 +57,7 @@ from truenext.wire.openwire.structures import (
     Structure,
     TextMessage,
     Throwable,
+    TopicName,
     TransactionInfo,
     WireCommand,
     WireFormatInfo,
@@ -186,7 +188,7 @@ def test_map_inside_too_many_maps_is_refused() -> None:
 
 def test_list_with_too_many_values_is_refused_before_it_is_made() -> None:
     data = b"\x0c" + (70_000).to_bytes(4, "big") + bytes(70_000)
-    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps and lists of one frame"):
+    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps, lists and arrays of one frame"):
         FieldReader(data).read_value()
 
 
@@ -282,6 +284,44 @@ def test_array_with_too_many_elements_is_refused() -> None:
     wrong = data[:-6] + b"\1\x7f\xff" + bytes(5)
     with pytest.raises(RemoteProtocolError, match="32767 elements of an array, where 5 bytes are left of the frame"):
         connected().receive(len(wrong).to_bytes(4, "big") + wrong)
+
+
+def test_arrays_of_one_frame_have_few_elements_together() -> None:
+    """8 MB of arrays inside an array took five seconds."""
+
+    def array_of(elements: int, element: bytes) -> bytes:
+        return b"\1" + elements.to_bytes(2, "big") + element * elements
+
+    def response_with(array: bytes) -> bytes:
+        return bytes([DataArrayResponse.TYPE]) + bytes(9) + array
+
+    inner = b"\1" + response_with(array_of(99, b"\0"))
+    for elements, is_refused in ((10, False), (11, True)):
+        frame = response_with(array_of(elements, inner))
+        data = len(frame).to_bytes(4, "big") + frame
+        if is_refused:
+            with pytest.raises(RemoteProtocolError, match="more than 1000 values in the maps, lists and arrays"):
+                connected().receive(data)
+        else:
+            assert len(connected().receive(data)) == 1
+
+
+@pytest.mark.parametrize("name", ["group_id", "correlation_id", "jms_type", "message_id", "destination", "reply_to"])
+def test_message_with_a_text_that_is_too_long_with_its_nuls_escaped_is_refused(name: str) -> None:
+    """A NUL may come as one byte, and is written as two."""
+    text = "M" * 40_000
+    structured = {
+        "destination": QueueName(text),
+        "message_id": MessageId(text, PRODUCER, 5),
+        "reply_to": TopicName(text),
+    }
+    frame = encode_frame(replace(MESSAGE, is_droppable=True, **{name: structured.get(name, text)}))
+    assert len(connected().receive(frame)) == 1
+    decoder = connected()
+    data = encode_frame(KeepAliveInfo(1)) + frame.replace(text.encode(), bytes(40_000))
+    assert decoder.receive(data) == [KeepAliveInfo(1)]
+    with pytest.raises(RemoteProtocolError, match="TextMessage with a string of 80000 bytes; at most 65535"):
+        decoder.receive(b"")
 
 
 @pytest.mark.parametrize("name", ["group_id", "correlation_id", "jms_type", "message_id", "destination"])

@@ -24,6 +24,7 @@ import msgspec
 from truenext.errors import RemoteProtocolError
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
+    ARRAY_VALUES_MAX,
     LOGIN_BYTES_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
     OPENWIRE_MESSAGE_BYTES_MAX,
@@ -652,12 +653,16 @@ _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | Produc
 
 
 def _decode_frame(frame: bytes) -> Structure | ProducedMessage:
-    reader = FieldReader(frame)
+    reader = FieldReader(frame, values_max=ARRAY_VALUES_MAX)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
     if isinstance(structure, JmsMessage) and not isinstance(structure, BlobMessage):
-        return produced_message(structure)
+        try:
+            return produced_message(structure)
+        except ValueError as error:
+            # A raw NUL takes one byte when it is read, and two when it is written.
+            raise malformed(f"{type(structure).__name__} with {error}") from error
     return structure
 
 
