@@ -94,7 +94,7 @@ ACK = MessageAck(
     2,
 )
 COMMIT = TransactionInfo(9, True, ConnectionId(CONNECTION), LocalTransactionId(3, ConnectionId(CONNECTION)), 2)
-Commands = list[Structure | ProducedMessage]
+Commands = list[Decoded]
 
 
 OPENING = encode_frame(WireFormatInfo(12))
@@ -136,7 +136,7 @@ def single(commands: Sequence[Decoded]) -> Commands:
     return [_needed(command) for command in found]
 
 
-def _needed(command: Structure | ProducedMessage) -> Structure | ProducedMessage:
+def _needed(command: Decoded) -> Decoded:
     if isinstance(command, ProducedMessage) and not command.response_required:
         return replace(command, command_id=0)
     if isinstance(command, MessageAck) and not command.response_required and command.transaction_id is None:

@@ -152,6 +152,13 @@ ARRAY_VALUES_MAX = 1000
 Exceeded: `more than {ARRAY_VALUES_MAX} values in the maps, lists and arrays of one frame`
 """
 
+PROPERTY_VALUES_MAX = 1024
+"""Properties of one OpenWire message, with the values of their maps and lists, if they take more than three times as
+many bytes: selectors and STOMP clients' messages need them one by one. The message is refused, and nothing else.
+
+Exceeded: `message with more than {PROPERTY_VALUES_MAX} properties, and values in these`
+"""
+
 MAP_DEPTH_MAX = 32
 """Maps and lists inside one another in one OpenWire frame that the broker reads.
 

@@ -26,8 +26,10 @@ from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
     ARRAY_VALUES_MAX,
     LOGIN_BYTES_MAX,
+    NAME_LENGTH_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
     OPENWIRE_MESSAGE_BYTES_MAX,
+    PROPERTY_VALUES_MAX,
 )
 from truenext.model.loose_fields import FieldReader, encode_bytes, encode_string, malformed
 from truenext.model.message import OPENWIRE_FORM, SentMessage
@@ -37,6 +39,7 @@ from truenext.model.openwire_message import (
     DROPPABLE,
     OpenWireSlices,
     group_of_message,
+    has_too_many_properties,
 )
 from truenext.model.order import PRIORITY_MAX
 from truenext.wire.openwire.fields import MAGIC, decode_structure, encode_nested, encode_structure
@@ -64,6 +67,8 @@ _COMMAND = Struct(">xi?")
 _NULL_COMMAND = 0
 _OPENING = b"\1" + MAGIC
 """Type and first bytes of the first frame."""
+_UNCOUNTED_BYTES = 3 * PROPERTY_VALUES_MAX
+"""Bytes of properties that can have no more values than they may have, apart from maps and lists."""
 _KNOWN_MAX = 256
 _KNOWN_BYTES_MAX = 512
 """Number and length of the ids and destinations that a connection keeps, so that equal ones are one object."""
@@ -152,7 +157,16 @@ class AckedRun(msgspec.Struct, gc=False):
         return MessageAck(0, False, None, None, self.consumer_id, _STANDARD, acked, acked, 1)
 
 
-Decoded = Structure | ProducedMessage | ProducedRun | AckedRun
+class RefusedMessage(msgspec.Struct, gc=False):
+    """Message of a producer that is refused alone, because it exceeds a limit."""
+
+    command_id: int
+    response_required: bool
+    transaction_id: TransactionId | None
+    error: str
+
+
+Decoded = Structure | ProducedMessage | RefusedMessage | ProducedRun | AckedRun
 
 
 class _ProducerBytes(NamedTuple):
@@ -295,7 +309,7 @@ class OpenWireDecoder:
                 continue
             start = end
             decode = _FAST.get(kind)
-            command = None
+            command: Decoded | None = None
             if decode is not None:
                 try:
                     command = decode(self, data, at, end)
@@ -372,6 +386,7 @@ class OpenWireDecoder:
             properties_bytes = tail_at - properties_at
             if properties_bytes != 1 and (
                 properties_bytes < 5
+                or properties_bytes > _UNCOUNTED_BYTES
                 or _INT.unpack_from(data, properties_at + 1)[0] != properties_bytes - 5
                 or data.find(SCHEDULE, properties_at, tail_at) >= 0
             ):
@@ -468,6 +483,8 @@ class OpenWireDecoder:
         content_at = at
         at = content_end = _bytes_end(data, at) if data[at] else at + 1
         at = _bytes_end(data, at) if data[at] else at + 1
+        if at - content_end > _UNCOUNTED_BYTES and has_too_many_properties(data, content_end, at):
+            return None
         tail = data[at:end]
         if tail == _SMALL_TAIL:
             flags = 0
@@ -502,6 +519,8 @@ class OpenWireDecoder:
         )
         if has_group:
             message.group = group_of_message(message)
+            if len(message.group) > NAME_LENGTH_MAX:
+                return None
         return ProducedMessage(
             command_id,
             required,
@@ -652,18 +671,35 @@ _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | Produc
 }
 
 
-def _decode_frame(frame: bytes) -> Structure | ProducedMessage:
+def _decode_frame(frame: bytes) -> Structure | ProducedMessage | RefusedMessage:
     reader = FieldReader(frame, values_max=ARRAY_VALUES_MAX)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
     if isinstance(structure, JmsMessage) and not isinstance(structure, BlobMessage):
         try:
-            return produced_message(structure)
+            produced = produced_message(structure)
         except ValueError as error:
             # A raw NUL takes one byte when it is read, and two when it is written.
             raise malformed(f"{type(structure).__name__} with {error}") from error
+        error_text = _exceeded_limit(structure)
+        if error_text:
+            return RefusedMessage(
+                structure.command_id, structure.response_required, structure.transaction_id, error_text
+            )
+        return produced
     return structure
+
+
+def _exceeded_limit(message: JmsMessage) -> str:
+    """Return the error of a message that is refused alone; "" if it is not refused."""
+    group = len(message.group_id or "")
+    if group > NAME_LENGTH_MAX:
+        return f"JMSXGroupID of {group} characters; at most {NAME_LENGTH_MAX}"
+    properties = encode_bytes(message.marshalled_properties)
+    if has_too_many_properties(properties, 0, len(properties)):
+        return f"message with more than {PROPERTY_VALUES_MAX} properties, and values in these"
+    return ""
 
 
 def _ascii_end(data: bytes, at: int) -> int:

@@ -32,7 +32,7 @@ from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECO
 from truenext.model.loose_fields import has_half_pair
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
-from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun
+from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun, RefusedMessage
 from truenext.wire.openwire.consumers import Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
@@ -183,6 +183,9 @@ class OpenWireSession:
                 try:
                     if isinstance(structure, ProducedMessage):
                         yield from self._send(structure)
+                    elif isinstance(structure, RefusedMessage):
+                        self.last_receipt = str(structure.command_id) if structure.response_required else None
+                        raise RemoteProtocolError(structure.error, Code.LIMIT)
                     elif type(structure) is MessageAck and not structure.response_required:
                         # A shortcut: the usual acknowledgement has no answer.
                         self.last_receipt = None
@@ -332,7 +335,9 @@ class OpenWireSession:
                 if self._is_refused:
                     return
 
-    def _refuse(self, structure: Structure | ProducedMessage, error: RemoteProtocolError) -> Iterator[Command]:
+    def _refuse(
+        self, structure: Structure | ProducedMessage | RefusedMessage, error: RemoteProtocolError
+    ) -> Iterator[Command]:
         """Refuse a command that the engine does not get."""
         name = self._transaction_of(structure)
         if name is not None:
@@ -342,12 +347,12 @@ class OpenWireSession:
         if isinstance(structure, TransactionInfo):
             yield from self._transactions.abort_refused(structure)
 
-    def _refuse_after_end(self, structure: Structure | ProducedMessage) -> None:
+    def _refuse_after_end(self, structure: Structure | ProducedMessage | RefusedMessage) -> None:
         """Answer a command that a client sends after it has ended the connection; nothing else is done with it."""
-        if isinstance(structure, WireCommand | ProducedMessage) and structure.response_required:
+        if isinstance(structure, WireCommand | ProducedMessage | RefusedMessage) and structure.response_required:
             self.outgoing += encode_exception(structure.command_id, ENDED_CLASS, ENDED)
 
-    def _transaction_of(self, structure: Structure | ProducedMessage) -> str | None:
+    def _transaction_of(self, structure: Structure | ProducedMessage | RefusedMessage) -> str | None:
         """Return the transaction that a refusal of this command makes rollback-only."""
         transaction_id = getattr(structure, "transaction_id", None)
         if isinstance(structure, TransactionInfo) or transaction_id is None:
