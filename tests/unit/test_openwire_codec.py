@@ -532,6 +532,36 @@ def test_null_command_is_ignored() -> None:
     assert connected().receive(NULL_FRAME * 3) == []
 
 
+@pytest.mark.parametrize("number", [255, 256, 257, 1000])
+def test_one_call_decodes_few_frames(number: int) -> None:
+    """6,500 keep-alives of one read took 120 ms."""
+    frames = [encode_frame(KeepAliveInfo(each)) for each in range(number)]
+    decoder = connected()
+    data = b"".join(frames) + frames[0][:5]
+    found: list[Decoded] = []
+    calls = 0
+    while True:
+        commands = decoder.receive(data)
+        assert len(commands) <= 256
+        found += commands
+        calls += 1
+        if not decoder.has_more:
+            break
+        # What is left is no incomplete frame, whose bytes are counted.
+        assert not decoder.pending
+        data = b""
+    assert found == [KeepAliveInfo(each) for each in range(number)]
+    assert calls == number // 256 + 1
+    assert decoder.pending == frames[0][:5]
+    assert decoder.receive(frames[0][5:]) == [KeepAliveInfo(0)]
+
+
+def test_commands_after_many_null_commands_are_decoded_at_once() -> None:
+    decoder = connected()
+    assert decoder.receive(NULL_FRAME * 1000 + encode_frame(KeepAliveInfo(1))) == [KeepAliveInfo(1)]
+    assert not decoder.has_more and decoder.receive(b"") == []
+
+
 @pytest.mark.parametrize("size", [0, -1, OPENWIRE_FRAME_BYTES_MAX + 1, 2**31 - 1])
 def test_frame_of_a_wrong_size_is_refused_before_it_has_come(size: int) -> None:
     decoder = connected()

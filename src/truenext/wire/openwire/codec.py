@@ -69,6 +69,8 @@ _OPENING = b"\1" + MAGIC
 """Type and first bytes of the first frame."""
 _UNCOUNTED_BYTES = 3 * PROPERTY_VALUES_MAX
 """Bytes of properties that can have no more values than they may have, apart from maps and lists."""
+_FRAMES_MAX = 256
+"""Runs and other frames that one call of `receive` decodes."""
 _KNOWN_MAX = 256
 _KNOWN_BYTES_MAX = 512
 """Number and length of the ids and destinations that a connection keeps, so that equal ones are one object."""
@@ -219,6 +221,8 @@ class OpenWireDecoder:
         "_message",
         "_missing_bytes",
         "_producers",
+        "_rest",
+        "_rest_at",
         "_was_opened",
         "has_more",
         "is_connected",
@@ -233,8 +237,11 @@ class OpenWireDecoder:
         """True once the client has sent its ConnectionInfo; the caller sets it. Until then `receive` returns one
         command at a time, and the client may only send as many bytes as a login needs, keep-alives apart."""
         self.has_more = False
-        """True if the caller must call `receive(b"")` now: `pending` may contain further frames, or the returned
-        commands are followed by an error."""
+        """True if the caller must call `receive(b"")` now: further frames may be whole, or the returned commands are
+        followed by an error."""
+        self._rest = b""
+        self._rest_at = 0
+        """Bytes of which the last call has left frames, which may be whole, and where these begin."""
         self._missing_bytes = 0
         """Number of bytes that must still come before `pending` can have a whole frame."""
         self._login_bytes = 0
@@ -262,15 +269,21 @@ class OpenWireDecoder:
         commands: list[Decoded] = []
         try:
             self._decode(data, commands)
+            while self._rest and not commands:
+                self._decode(b"", commands)
         except RemoteProtocolError as error:
             if not commands:
                 raise
             self._fault = error
-        self.has_more = bool(commands) and (not self.is_connected or self._fault is not None)
+        self.has_more = bool(commands) and (not self.is_connected or self._rest != b"" or self._fault is not None)
         return commands
 
     def _decode(self, data: bytes, commands: list[Decoded]) -> None:
-        if self.pending:
+        start = 0
+        if self._rest:
+            data, start = self._rest + data, self._rest_at
+            self._rest = b""
+        elif self.pending:
             self.pending += data
             self._missing_bytes -= len(data)
             if self._missing_bytes > 0:
@@ -279,11 +292,10 @@ class OpenWireDecoder:
             data = bytes(self.pending)
             self.pending.clear()
         size = len(data)
-        start = 0
         if not self._was_opened:
             self._check_opening(data)
         is_connected, frame_bytes_max = self.is_connected, OPENWIRE_FRAME_BYTES_MAX
-        while True:
+        for _ in range(_FRAMES_MAX):
             at = start + _SIZE.size
             if at > size:
                 self._missing_bytes = at - size
@@ -304,7 +316,7 @@ class OpenWireDecoder:
             elif self._message is not None and kind in _MESSAGES:
                 run_end = self._read_messages(self._message, data, start, commands)
             if run_end > start:
-                # All clients that have sent such frames before are connected.
+                # A run follows a frame of its kind, so the login is done.
                 start = run_end
                 continue
             start = end
@@ -327,6 +339,10 @@ class OpenWireDecoder:
                 # The rest can only be decoded once the caller knows whether this was the login.
                 self._missing_bytes = 0
                 break
+        else:
+            if start < size:
+                self._rest, self._rest_at = data, start
+            return
         if start < size:
             self.pending += memoryview(data)[start:]
 
