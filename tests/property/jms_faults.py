@@ -15,6 +15,7 @@ from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.state.queue import Entry
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Abort, Close, Command, Commit, Credit, Nack, ReceiptRequest
+from truenext.server.ending import Ending
 from truenext.wire.openwire import consumers as consumers_module
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard
 from truenext.wire.openwire.consumers import Consumer, Consumers
@@ -237,15 +238,11 @@ def only_one_connection_of_a_process_is_told(patch: Patch) -> None:
 
 
 def the_end_of_a_temporary_destination_is_told_when_the_socket_is_closed(patch: Patch) -> None:
-    from truenext.server.ending import Ending
+    def faulty(ending: Ending, *, is_exempt: bool = False) -> None:
+        ending.discard_input()
+        ending._broker.ends.lost(ending._session, is_exempt=is_exempt)
 
-    original = Ending.__init__
-
-    def faulty(ending: Ending, *arguments: Any) -> None:
-        original(ending, *arguments)
-        ending._detach = lambda: None
-
-    patch.setattr(Ending, "__init__", faulty)
+    patch.setattr(Ending, "_end_session", faulty)
 
 
 def a_later_connection_of_a_process_is_told_nothing(patch: Patch) -> None:

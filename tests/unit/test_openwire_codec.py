@@ -45,6 +45,7 @@ from truenext.wire.openwire.structures import (
     ConnectionId,
     ConnectionInfo,
     ConsumerId,
+    DataArrayResponse,
     JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
@@ -57,6 +58,7 @@ from truenext.wire.openwire.structures import (
     Structure,
     TextMessage,
     Throwable,
+    TopicName,
     TransactionInfo,
     WireCommand,
     WireFormatInfo,
@@ -93,7 +95,7 @@ ACK = MessageAck(
     2,
 )
 COMMIT = TransactionInfo(9, True, ConnectionId(CONNECTION), LocalTransactionId(3, ConnectionId(CONNECTION)), 2)
-Commands = list[Structure | ProducedMessage]
+Commands = list[Decoded]
 
 
 OPENING = encode_frame(WireFormatInfo(12))
@@ -136,7 +138,7 @@ def single(commands: Sequence[Decoded]) -> Commands:
     return [_needed(command) for command in found]
 
 
-def _needed(command: Structure | ProducedMessage) -> Structure | ProducedMessage:
+def _needed(command: Decoded) -> Decoded:
     if isinstance(command, ProducedMessage) and not command.response_required:
         return replace(command, command_id=0)
     if isinstance(command, MessageAck) and not command.response_required and command.transaction_id is None:
@@ -188,7 +190,7 @@ def test_map_inside_too_many_maps_is_refused() -> None:
 
 def test_list_with_too_many_values_is_refused_before_it_is_made() -> None:
     data = b"\x0c" + (70_000).to_bytes(4, "big") + bytes(70_000)
-    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps and lists of one frame"):
+    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps, lists and arrays of one frame"):
         FieldReader(data).read_value()
 
 
@@ -284,6 +286,44 @@ def test_array_with_too_many_elements_is_refused() -> None:
     wrong = data[:-6] + b"\1\x7f\xff" + bytes(5)
     with pytest.raises(RemoteProtocolError, match="32767 elements of an array, where 5 bytes are left of the frame"):
         connected().receive(len(wrong).to_bytes(4, "big") + wrong)
+
+
+def test_arrays_of_one_frame_have_few_elements_together() -> None:
+    """8 MB of arrays inside an array took five seconds."""
+
+    def array_of(elements: int, element: bytes) -> bytes:
+        return b"\1" + elements.to_bytes(2, "big") + element * elements
+
+    def response_with(array: bytes) -> bytes:
+        return bytes([DataArrayResponse.TYPE]) + bytes(9) + array
+
+    inner = b"\1" + response_with(array_of(99, b"\0"))
+    for elements, is_refused in ((10, False), (11, True)):
+        frame = response_with(array_of(elements, inner))
+        data = len(frame).to_bytes(4, "big") + frame
+        if is_refused:
+            with pytest.raises(RemoteProtocolError, match="more than 1000 values in the maps, lists and arrays"):
+                connected().receive(data)
+        else:
+            assert len(connected().receive(data)) == 1
+
+
+@pytest.mark.parametrize("name", ["group_id", "correlation_id", "jms_type", "message_id", "destination", "reply_to"])
+def test_message_with_a_text_that_is_too_long_with_its_nuls_escaped_is_refused(name: str) -> None:
+    """A NUL may come as one byte, and is written as two."""
+    text = "M" * 40_000
+    structured = {
+        "destination": QueueName(text),
+        "message_id": MessageId(text, PRODUCER, 5),
+        "reply_to": TopicName(text),
+    }
+    frame = encode_frame(replace(MESSAGE, is_droppable=True, **{name: structured.get(name, text)}))
+    assert len(connected().receive(frame)) == 1
+    decoder = connected()
+    data = encode_frame(KeepAliveInfo(1)) + frame.replace(text.encode(), bytes(40_000))
+    assert decoder.receive(data) == [KeepAliveInfo(1)]
+    with pytest.raises(RemoteProtocolError, match="TextMessage with a string of 80000 bytes; at most 65535"):
+        decoder.receive(b"")
 
 
 @pytest.mark.parametrize("name", ["group_id", "correlation_id", "jms_type", "message_id", "destination"])
@@ -492,6 +532,36 @@ def test_random_stream_in_random_pieces_is_decoded_to_the_same_commands(data: st
 
 def test_null_command_is_ignored() -> None:
     assert connected().receive(NULL_FRAME * 3) == []
+
+
+@pytest.mark.parametrize("number", [255, 256, 257, 1000])
+def test_one_call_decodes_few_frames(number: int) -> None:
+    """6,500 keep-alives of one read took 120 ms."""
+    frames = [encode_frame(KeepAliveInfo(each)) for each in range(number)]
+    decoder = connected()
+    data = b"".join(frames) + frames[0][:5]
+    found: list[Decoded] = []
+    calls = 0
+    while True:
+        commands = decoder.receive(data)
+        assert len(commands) <= 256
+        found += commands
+        calls += 1
+        if not decoder.has_more:
+            break
+        # What is left is no incomplete frame, whose bytes are counted.
+        assert not decoder.pending
+        data = b""
+    assert found == [KeepAliveInfo(each) for each in range(number)]
+    assert calls == number // 256 + 1
+    assert decoder.pending == frames[0][:5]
+    assert decoder.receive(frames[0][5:]) == [KeepAliveInfo(0)]
+
+
+def test_commands_after_many_null_commands_are_decoded_at_once() -> None:
+    decoder = connected()
+    assert decoder.receive(NULL_FRAME * 1000 + encode_frame(KeepAliveInfo(1))) == [KeepAliveInfo(1)]
+    assert not decoder.has_more and decoder.receive(b"") == []
 
 
 @pytest.mark.parametrize("size", [0, -1, OPENWIRE_FRAME_BYTES_MAX + 1, 2**31 - 1])

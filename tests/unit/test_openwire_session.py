@@ -23,7 +23,12 @@ from truenext.model.commands import (
     SendRun,
     Subscribe,
 )
-from truenext.model.limits import LOGIN_BYTES_MAX, OPENWIRE_FRAME_BYTES_MAX, OPENWIRE_MESSAGE_BYTES_MAX
+from truenext.model.limits import (
+    LOGIN_BYTES_MAX,
+    OPENWIRE_FRAME_BYTES_MAX,
+    OPENWIRE_MESSAGE_BYTES_MAX,
+    PROPERTY_VALUES_MAX,
+)
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import OPENWIRE_FORM
 from truenext.wire.openwire import producers, transactions
@@ -193,6 +198,18 @@ def test_login_with_an_id_that_can_be_no_part_of_an_address_is_refused(name: str
     assert refused.value.code is Code.LOGIN and not client.session.is_connected
 
 
+@pytest.mark.parametrize("field", ["user_name", "password", "client_id"])
+def test_login_with_a_text_that_is_no_unicode_is_refused(field: str) -> None:
+    """The broker hashes user and password, and logs the client id."""
+    client = Client(logs_in=False)
+    with pytest.raises(RemoteProtocolError, match="half of a surrogate pair") as refused:
+        client.send(replace(ConnectionInfo(1, True, ConnectionId("ID:a-1:1")), **{field: "a\ud83d"}))
+    assert refused.value.code is Code.LOGIN and not client.session.is_connected
+    client = Client(logs_in=False)
+    client.send(replace(ConnectionInfo(1, True, ConnectionId("ID:a-1:1")), **{field: "a\U0001f600"}))
+    assert client.session.is_connected
+
+
 def test_wrong_login_is_a_security_exception_to_the_request() -> None:
     client = Client(logs_in=False)
     client.refuses = lambda command: isinstance(command, Login)
@@ -292,6 +309,62 @@ def test_command_that_asks_for_no_answer_gets_none(request_: WireCommand) -> Non
     assert client.take_answers() == []
 
 
+def message_with(**fields: Any) -> TextMessage:
+    producer_id = ProducerId(CONNECTION, 1, 1)
+    return TextMessage(7, True, producer_id, message_id=MessageId(None, producer_id, 1), **fields)
+
+
+MANY = {str(number): TypedValue(Tag.NULL, None) for number in range(PROPERTY_VALUES_MAX)}
+OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "group": ({"group_id": "g" * 255}, {"group_id": "g" * 256}, "JMSXGroupID of 256 characters; at most 255"),
+    "group that is no ASCII": ({"group_id": "ä" * 255}, {"group_id": "ä" * 256}, "JMSXGroupID of 256 characters"),
+    "properties": (
+        {"marshalled_properties": encode_map(MANY)},
+        {"marshalled_properties": encode_map(MANY | {"a": TypedValue(Tag.NULL, None)})},
+        "message with more than 1024 properties, and values in these",
+    ),
+    "values in a list": (
+        {"marshalled_properties": encode_map({"a": TypedValue(Tag.LIST, list(MANY.values())[1:])})},
+        {"marshalled_properties": encode_map({"a": TypedValue(Tag.LIST, [TypedValue(Tag.INTEGER, 1)] * 1024)})},
+        "message with more than 1024 properties, and values in these",
+    ),
+    "values in maps of a map": (
+        {"marshalled_properties": encode_map({"a": TypedValue(Tag.MAP, {"b": TypedValue(Tag.NULL, None)})})},
+        {"marshalled_properties": encode_map({"a": TypedValue(Tag.MAP, {"b": TypedValue(Tag.MAP, MANY)})})},
+        "message with more than 1024 properties, and values in these",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_usual", [True, False], ids=["usual", "unusual"])
+@pytest.mark.parametrize(("fits", "exceeds", "reason"), OF_MANY.values(), ids=OF_MANY)
+def test_message_with_too_many_of_something_is_refused_alone(
+    fits: dict[str, Any], exceeds: dict[str, Any], reason: str, is_usual: bool
+) -> None:
+    client = Client()
+    usual = replace(message_with(destination=QUEUE), is_droppable=not is_usual)
+    client.send(replace(usual, **fits), replace(usual, command_id=8, **exceeds), replace(usual, command_id=9))
+    assert [type(command) for command in client.take_commands()] == [Send, InvalidFrame, Send]
+    answers = client.take_answers()
+    assert [answer.correlation_id for answer in answers if isinstance(answer, Response)] == [7, 8, 9]
+    ((name, text),) = refusals(answers)
+    assert name == "javax.jms.ResourceAllocationException" and reason in text
+    # It is no part of a run, either.
+    run = [replace(usual, response_required=False)] * 2
+    client.send(*run, replace(run[0], **exceeds), *run)
+    assert isinstance(client.take_answers()[-1], ConnectionErrorInfo)
+
+
+def test_transaction_of_a_message_with_a_group_that_is_too_long_cannot_be_committed() -> None:
+    client = Client()
+    client.control(0)
+    usual = message_with(destination=QUEUE, transaction_id=client.transaction())
+    client.take_commands()
+    client.send(replace(usual, response_required=False, group_id="g" * 256))
+    (refused,) = client.take_commands()
+    assert isinstance(refused, InvalidFrame) and refused.transaction is not None
+
+
 @pytest.mark.parametrize("request_", REFUSED, ids=lambda each: type(each).__name__)
 def test_refused_request_is_answered_once_and_alone(request_: WireCommand) -> None:
     client = Client()
@@ -348,11 +421,6 @@ def test_commit_of_a_refused_transaction_has_the_exception_of_the_refusal_if_a_r
 ) -> None:
     assert exception_class(ErrorAnswer("no", Code.ROLLBACK_ONLY, "no", cause=cause)) == f"javax.jms.{name}"
     assert exception_class(ErrorAnswer("no", Code.NO_TRANSACTION, "no", cause=cause)).endswith("RolledBackException")
-
-
-def message_with(**fields: Any) -> TextMessage:
-    producer_id = ProducerId(CONNECTION, 1, 1)
-    return TextMessage(7, True, producer_id, message_id=MessageId(None, producer_id, 1), **fields)
 
 
 NOT_OFFERED: dict[str, tuple[WireCommand, str, str]] = {

@@ -4,6 +4,7 @@ Those of authorization (CVE-2026-54475, CVE-2026-61487) are in tests/integration
 """
 
 import struct
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from tests.unit.openwire_client import CONNECTION, QUEUE, Client
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import InvalidFrame, Nack, Send
 from truenext.model.limits import BODY_BYTES_MAX, LOGIN_BYTES_MAX, MAP_DEPTH_MAX, MAP_VALUES_MAX
-from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_bytes, encode_map
+from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_bytes, encode_map, text_value
 from truenext.model.openwire_message import header_lines, properties_of, stomp_message
+from truenext.model.selector import compile_selector
+from truenext.wire.openwire.codec import produced_message
 from truenext.wire.openwire.consumers import POISON
 from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.structures import (
@@ -167,6 +170,10 @@ def test_map_is_bounded_in_entries_and_depth(properties: bytes) -> None:
     client = Client()
     client.write(message_fields(b"\0", encode_bytes(properties)))
     (send,) = client.take_commands()
+    if len(properties) > MAP_VALUES_MAX:
+        # They are all there, and so many that their message is refused.
+        assert isinstance(send, InvalidFrame) and send.code is Code.LIMIT
+        return
     assert isinstance(send, Send) and properties_of(send.message) == {}
     assert header_lines(send.message).count(b"\n") < 20
 
@@ -184,6 +191,31 @@ def test_content_that_grows_without_end_when_it_is_decompressed_is_left_compress
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(body) <= BODY_BYTES_MAX and peak < 3 * BODY_BYTES_MAX
+
+
+@pytest.mark.parametrize("kind", [Tag.LIST, Tag.MAP])
+def test_selector_reads_lists_and_maps_of_properties_once_for_their_bytes(kind: Tag) -> None:
+    """200 lists of 60,000 values each took a minute. The broker may have them of a producer that may send more."""
+    value: object = [TypedValue(Tag.NULL, None)] * 60_000
+    if kind is Tag.MAP:
+        value = {str(number): TypedValue(Tag.NULL, None) for number in range(60_000)}
+    lists = encode_map({str(number): TypedValue(kind, value) for number in range(20)} | {"z": text_value("a")})
+    producer = ProducerId(CONNECTION, 1, 1)
+    message = TextMessage(7, False, producer, QUEUE, message_id=MessageId(None, producer, 1))
+    sent = produced_message(replace(message, marshalled_properties=lists)).message
+    selector = compile_selector("z = 'a'")
+    reads = 0
+
+    def count(*_: object) -> None:
+        nonlocal reads
+        reads += 1
+
+    sys.setprofile(count)
+    try:
+        assert not selector.matches(sent)
+    finally:
+        sys.setprofile(None)
+    assert reads < 3 * MAP_VALUES_MAX, "calls for more values than one map may have"
 
 
 def test_one_bad_property_does_not_keep_a_message_from_its_consumer() -> None:

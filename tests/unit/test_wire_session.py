@@ -34,7 +34,7 @@ RULES = ProtocolRules(
     login_bytes_max=50,
     late_opening="no HELLO in time",
     unchecked_login="no check in time",
-    refused_login_seconds=0.5,
+    closing_seconds=0.5,
     displaced_login="no LOGIN yet, and {newer} are newer",
     plain_text="speak TLS",
     missing_end="no BYE",
@@ -346,7 +346,7 @@ def test_socket_of_a_refused_login_stays_open_for_the_time_of_its_protocol(rig: 
     rig.send(b"HELLO\nLOGIN\n")
     rig.connection.flush()
     assert rig.read() == b"HELLO TOO\nFAULT None busy too many logins\n"
-    rig.advance(RULES.refused_login_seconds - 0.1)
+    rig.advance(RULES.closing_seconds - 0.1)
     states = [rig.state]
     if is_closed_by_client:
         rig.here.shutdown(socket.SHUT_WR)
@@ -511,7 +511,10 @@ def test_client_that_closes_without_its_last_command_is_logged_in_the_words_of_i
 
 def test_client_that_ends_its_session_is_not_lost(rig: Rig) -> None:
     rig.send(b"HELLO\nLOGIN\nBYE\n")
-    assert rig.state is Life.LINGERING and not rig.broker.lost
+    rig.advance(RULES.closing_seconds - 0.1)
+    states = [rig.state]
+    rig.advance(0.2)
+    assert [*states, rig.state] == [Life.DISCARDING, Life.LINGERING] and not rig.broker.lost
 
 
 # ---- Messages and refusals ----

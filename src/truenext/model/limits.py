@@ -150,7 +150,20 @@ Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTE
 MAP_VALUES_MAX = 64 * 1024
 """Values in all maps and lists of one OpenWire frame that the broker reads.
 
-Exceeded: `more than {MAP_VALUES_MAX} values in the maps and lists of one frame`
+Exceeded: `more than {MAP_VALUES_MAX} values in the maps, lists and arrays of one frame`
+"""
+
+ARRAY_VALUES_MAX = 1000
+"""Elements of all arrays of one OpenWire frame. Clients send none but paths of brokers, which are empty.
+
+Exceeded: `more than {ARRAY_VALUES_MAX} values in the maps, lists and arrays of one frame`
+"""
+
+PROPERTY_VALUES_MAX = 1024
+"""Properties of one OpenWire message, with the values of their maps and lists, if they take more than three times as
+many bytes: selectors and STOMP clients' messages need them one by one. The message is refused, and nothing else.
+
+Exceeded: `message with more than {PROPERTY_VALUES_MAX} properties, and values in these`
 """
 
 MAP_DEPTH_MAX = 32
@@ -160,8 +173,8 @@ Exceeded: `more than {MAP_DEPTH_MAX} maps and lists inside one another`
 """
 
 NESTED_DEPTH_MAX = 8
-"""Structures inside one another in one OpenWire frame. Those of clients have four: acknowledgement, message id,
-producer id, and its strings.
+"""Structures inside one another in one OpenWire frame. Frames of clients nest at most three: message, message id,
+producer id.
 
 Exceeded: `more than {NESTED_DEPTH_MAX} structures inside one another`
 """

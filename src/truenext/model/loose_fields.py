@@ -37,6 +37,7 @@ _DOUBLE = struct.Struct(">d")
 _BYTE = struct.Struct(">b")
 _INT_MAX = 2**31 - 1
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NULL, _PRESENT = b"\0", b"\1"
 
 
@@ -90,6 +91,15 @@ def to_utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def has_half_pair(text: str) -> bool:
+    r"""Return whether a text has a surrogate without its partner, so that it cannot be encoded as UTF-8.
+
+    >>> has_half_pair("\ud83d"), has_half_pair("\U0001f600")
+    (True, False)
+    """
+    return _SURROGATE.search(text) is not None
+
+
 class Tag(IntEnum):
     """Types of primitive values."""
 
@@ -122,14 +132,14 @@ class FieldReader:
     Raises: RemoteProtocolError, in each method, if a field is invalid or longer than what is left of the frame
     """
 
-    __slots__ = ("at", "data", "values_left")
+    __slots__ = ("_values_max", "at", "data", "values_left")
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    def __init__(self, data: bytes, at: int = 0, *, values_max: int = MAP_VALUES_MAX) -> None:
         self.data = data
         self.at = at
         """Position of the next field."""
-        self.values_left = MAP_VALUES_MAX
-        """Number of values that maps and lists of this frame may still have."""
+        self._values_max = self.values_left = values_max
+        """Number of values that all maps, lists and arrays may have together, and those that they may still have."""
 
     @property
     def left(self) -> int:
@@ -183,12 +193,15 @@ class FieldReader:
 
     def read_count(self, what: str, least_bytes: int) -> int:
         """Read a count of 32 bits of things that take at least `least_bytes` each."""
-        count = self.read_int()
+        return self.check_count(self.read_int(), what, least_bytes)
+
+    def check_count(self, count: int, what: str, least_bytes: int) -> int:
+        """Return a count that was read, of things that take at least `least_bytes` each."""
         if count < 0 or count * least_bytes > self.left:
             raise malformed(f"{count} {what}, where {self.left} bytes are left of the frame")
         self.values_left -= count
         if self.values_left < 0:
-            raise malformed(f"more than {MAP_VALUES_MAX} values in the maps and lists of one frame")
+            raise malformed(f"more than {self._values_max} values in the maps, lists and arrays of one frame")
         return count
 
     def read_map(self, depth: int = 0) -> dict[str, TypedValue] | None:

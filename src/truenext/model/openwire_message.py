@@ -47,7 +47,14 @@ from truenext.model.header_lines import (
     encode_header_lines,
     first_destination_of,
 )
-from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, MAP_VALUES_MAX
+from truenext.model.limits import (
+    BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    MAP_DEPTH_MAX,
+    MAP_VALUES_MAX,
+    PROPERTY_VALUES_MAX,
+)
 from truenext.model.loose_fields import (
     STRING_BYTES_MAX,
     FieldReader,
@@ -98,7 +105,8 @@ _NO_TEXT = frozenset({Tag.NULL, Tag.BYTES, Tag.MAP, Tag.LIST})
 
 _LINES = _RESERVED | {"type"} | HEADER_PROPERTIES.keys()
 """Names in selectors that are no properties, if the message has no property of this name."""
-_SIZES = {
+_NESTING = frozenset({Tag.MAP, Tag.LIST})
+_SIZES: dict[int, int] = {
     **dict.fromkeys((Tag.NULL,), 0),
     **dict.fromkeys((Tag.BOOLEAN, Tag.BYTE), 1),
     **dict.fromkeys((Tag.CHARACTER, Tag.SHORT), 2),
@@ -110,6 +118,8 @@ _MESSAGE_BYTES = 1024
 """Bytes that ActiveMQ counts for a message without content and properties."""
 _MAP_AT = 9
 """Bytes before the entries of the properties: presence, length and count."""
+_ENTRY_BYTES_MIN = 3
+"""Bytes of an entry of a map: length of the name, and tag."""
 _LINES_NS = 30_000
 _PROPERTY_NS = 800
 """Model of the time that selectors take for a message, in nanoseconds, which they take for as many bytes of header
@@ -328,6 +338,67 @@ def properties_of(message: SentMessage) -> dict[str, TypedValue]:
         return {}
 
 
+def has_too_many_properties(data: bytes, at: int, end: int) -> bool:
+    """Return whether the properties of a message have too many values. Their field is between these positions. False if
+    they are no map."""
+    if end - at <= PROPERTY_VALUES_MAX * _ENTRY_BYTES_MIN:
+        return False
+    at += _MAP_AT
+    count: int = _INT.unpack_from(data, at - _INT.size)[0]
+    try:
+        if count * _ENTRY_BYTES_MIN > end - at:
+            return False
+        return _skip_values(data, at, count, PROPERTY_VALUES_MAX, is_map=True)[1] < 0
+    except (struct.error, IndexError):
+        return False
+
+
+def _skip_values(
+    data: bytes, at: int, count: int, left: int, depth: int = 0, *, is_map: bool = False
+) -> tuple[int, int]:
+    """Skip the values of a list, or of a map with their names. `left` is the number of values that may come.
+
+    Returns the position after them, and how many may still come; the latter is negative if these were too many.
+
+    Raises: IndexError, struct.error if they are invalid
+    """
+    left -= count
+    if count < 0 or depth > MAP_DEPTH_MAX:
+        raise IndexError
+    if left < 0:
+        return at, left
+    for _ in range(count):
+        if is_map:
+            at += 2 + (data[at] << 8 | data[at + 1])
+        tag = data[at]
+        at += 1
+        size = _SIZES.get(tag)
+        if size is not None:
+            at += size
+        elif tag in _NESTING:
+            inner: int = _INT.unpack_from(data, at)[0]
+            at += _INT.size
+            if inner != -1 or tag == Tag.LIST:
+                at, left = _skip_values(data, at, inner, left, depth + 1, is_map=tag == Tag.MAP)
+                if left < 0:
+                    return at, left
+        else:
+            at += _size_of_text(data, tag, at)
+    return at, left
+
+
+def _size_of_text(data: bytes, tag: int, at: int) -> int:
+    """Return the number of bytes of a value with a length."""
+    if tag == Tag.STRING:
+        return 2 + (data[at] << 8 | data[at + 1])
+    if tag not in (Tag.BYTES, Tag.BIG_STRING):
+        raise IndexError
+    length: int = _INT.unpack_from(data, at)[0]
+    if length < 0:
+        raise IndexError
+    return _INT.size + length
+
+
 def window_bytes(message: SentMessage) -> int:
     """Return the bytes that a message in OpenWire form takes of its producer's window, as ActiveMQ counts them."""
     *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
@@ -509,17 +580,24 @@ def _typed_properties(message: SentMessage, names: Mapping[bytes, str]) -> dict[
     at = content_end + _MAP_AT
     try:
         count = _INT.unpack_from(body, at - _INT.size)[0]
-        if count > MAP_VALUES_MAX:
+        left = MAP_VALUES_MAX - count
+        if left < 0:
             return {}
         for _ in range(count):
             name_end = at + 2 + (body[at] << 8 | body[at + 1])
             tag = body[name_end]
             start = name_end + 1
-            size = _SIZES.get(tag)
-            if size is None:
-                size = _size_of_value(body, tag, start)
             name = body[at + 2 : name_end]
-            at = start + size
+            size = _SIZES.get(tag)
+            if size is not None:
+                at = start + size
+            elif tag in _NESTING:
+                # As a list of one value, which it counts, too.
+                at, left = _skip_values(body, name_end, 1, left + 1)
+                if left < 0:
+                    return {}
+            else:
+                at = start + _size_of_text(body, tag, start)
             if name in names:
                 # The last value of a name counts.
                 values.pop(names[name], None)
@@ -529,20 +607,6 @@ def _typed_properties(message: SentMessage, names: Mapping[bytes, str]) -> dict[
     except (struct.error, IndexError, RemoteProtocolError):
         return {}
     return values if at <= len(body) else {}
-
-
-def _size_of_value(body: bytes, tag: int, at: int) -> int:
-    """Return the number of bytes of a value whose size its type does not tell."""
-    if tag == Tag.STRING:
-        return 2 + (body[at] << 8 | body[at + 1])
-    if tag in (Tag.BYTES, Tag.BIG_STRING):
-        length: int = _INT.unpack_from(body, at)[0]
-        if length < 0:
-            raise IndexError
-        return _INT.size + length
-    reader = FieldReader(body, at - 1)
-    reader.read_value()
-    return reader.at - at
 
 
 def compared_bytes(message: SentMessage) -> int:

@@ -40,7 +40,7 @@ started messages count an attempt. One second is enough: a running client sees t
 once."""
 LOGIN_TIMER = "login"
 """Name of the timer that runs until the client is logged in."""
-_REFUSED_LOGIN = "refused login"
+_CLIENT_CLOSES = "client closes"
 _REASON_LENGTH_MAX = 4000
 """Longest body of an ERROR, in characters."""
 
@@ -124,8 +124,8 @@ class Ending:
             self.close()
             return
         self._broker.answer(self._session, make_error_answer(reason, code, receipt))
-        if self._rules.refused_login_seconds and self._is_login_sent():
-            self.set_timer(self._rules.refused_login_seconds, _REFUSED_LOGIN, self._end_refused_login)
+        if self._is_login_sent():
+            self._close_after_client()
         else:
             self._close_after_answers()
 
@@ -133,8 +133,15 @@ class Ending:
         """Return whether the client has sent its login and is not logged in."""
         return self.has_timer(LOGIN_TIMER) and self._wire.is_connected
 
-    def _end_refused_login(self) -> None:
-        self.cancel_timer(_REFUSED_LOGIN)
+    def _close_after_client(self) -> None:
+        """Close the connection when the client has closed it, or after the time that its protocol gives the client."""
+        if self._rules.closing_seconds:
+            self.set_timer(self._rules.closing_seconds, _CLIENT_CLOSES, self._end_closing)
+        else:
+            self._close_after_answers()
+
+    def _end_closing(self) -> None:
+        self.cancel_timer(_CLIENT_CLOSES)
         self._close_after_answers()
 
     def _close_after_answers(self) -> None:
@@ -175,7 +182,7 @@ class Ending:
     def on_disconnect(self) -> None:
         """End the connection once the receipt of its DISCONNECT was sent, if the client has requested one."""
         self.discard_input()
-        self._close_after_answers()
+        self._close_after_client()
 
     def on_eof(self) -> None:
         """Handle the end of the client's input: park the connection, or end it after the pending answers, which the
@@ -184,8 +191,8 @@ class Ending:
         self._socket.unwatch_reads()
         if self.life.state is Life.LINGERING:
             self.close()
-        elif self.has_timer(_REFUSED_LOGIN):
-            self._end_refused_login()
+        elif self.has_timer(_CLIENT_CLOSES):
+            self._end_closing()
         elif self.life.state is OPEN and not self._park(self._rules.missing_end):
             self._log_lost(self._rules.missing_end)
             self._end_session()

@@ -105,8 +105,9 @@ class ProtocolRules(NamedTuple):
     unchecked_login: str
     """Reason for which a connection ends whose login was sent in time, but not checked in time; "" if the opening is
     not the login, so that its check has no time limit."""
-    refused_login_seconds: float
-    """Seconds for which the socket stays open after a login was refused, unless the client closes it before."""
+    closing_seconds: float
+    """Seconds that a client has to close its socket, after its login was refused or it has ended the connection; then
+    the broker closes it."""
     displaced_login: str
     """Reason for which a connection without a login ends in favour of newer ones. `{newer}` in this text stands for
     their number."""

@@ -21,12 +21,15 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from truenext.errors import Code, RemoteProtocolError
+from truenext.errors import RemoteProtocolError
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
+    ARRAY_VALUES_MAX,
     LOGIN_BYTES_MAX,
+    NAME_LENGTH_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
     OPENWIRE_MESSAGE_BYTES_MAX,
+    PROPERTY_VALUES_MAX,
 )
 from truenext.model.loose_fields import FieldReader, encode_bytes, encode_string, malformed
 from truenext.model.message import OPENWIRE_FORM, SentMessage
@@ -36,6 +39,7 @@ from truenext.model.openwire_message import (
     DROPPABLE,
     OpenWireSlices,
     group_of_message,
+    has_too_many_properties,
 )
 from truenext.model.order import PRIORITY_MAX
 from truenext.wire.openwire.fields import LAYOUTS, MAGIC, decode_structure, encode_nested, encode_structure
@@ -63,6 +67,10 @@ _COMMAND = Struct(">xi?")
 _NULL_COMMAND = 0
 _OPENING = b"\1" + MAGIC
 """Type and first bytes of the first frame."""
+_UNCOUNTED_BYTES = 3 * PROPERTY_VALUES_MAX
+"""Bytes of properties that can have no more values than they may have, apart from maps and lists."""
+_FRAMES_MAX = 256
+"""Runs and other frames that one call of `receive` decodes."""
 _KNOWN_MAX = 256
 _KNOWN_BYTES_MAX = 512
 """Number and length of the ids and destinations that a connection keeps, so that equal ones are one object."""
@@ -158,10 +166,10 @@ class RefusedMessage(msgspec.Struct, gc=False):
     command_id: int
     response_required: bool
     transaction_id: TransactionId | None
-    error: RemoteProtocolError
+    error: str
 
 
-Decoded = Structure | ProducedMessage | ProducedRun | AckedRun | RefusedMessage
+Decoded = Structure | ProducedMessage | RefusedMessage | ProducedRun | AckedRun
 
 
 class _ProducerBytes(NamedTuple):
@@ -214,6 +222,8 @@ class OpenWireDecoder:
         "_message",
         "_missing_bytes",
         "_producers",
+        "_rest",
+        "_rest_at",
         "_skipped_bytes",
         "_was_opened",
         "has_more",
@@ -229,8 +239,11 @@ class OpenWireDecoder:
         """True once the client has sent its ConnectionInfo; the caller sets it. Until then `receive` returns one
         command at a time, and the client may only send as many bytes as a login needs, keep-alives apart."""
         self.has_more = False
-        """True if the caller must call `receive(b"")` now: `pending` may contain further frames, or the returned
-        commands are followed by an error."""
+        """True if the caller must call `receive(b"")` now: further frames may be whole, or the returned commands are
+        followed by an error."""
+        self._rest = b""
+        self._rest_at = 0
+        """Bytes of which the last call has left frames, which may be whole, and where these begin."""
         self._missing_bytes = 0
         """Number of bytes that must still come before `pending` can have a whole frame."""
         self._skipped_bytes = 0
@@ -260,19 +273,25 @@ class OpenWireDecoder:
         commands: list[Decoded] = []
         try:
             self._decode(data, commands)
+            while self._rest and not commands:
+                self._decode(b"", commands)
         except RemoteProtocolError as error:
             if not commands:
                 raise
             self._fault = error
-        self.has_more = bool(commands) and (not self.is_connected or self._fault is not None)
+        self.has_more = bool(commands) and (not self.is_connected or self._rest != b"" or self._fault is not None)
         return commands
 
     def _decode(self, data: bytes, commands: list[Decoded]) -> None:
+        start = 0
         if self._skipped_bytes:
             skipped = min(self._skipped_bytes, len(data))
             self._skipped_bytes -= skipped
             data = data[skipped:]
-        if self.pending:
+        if self._rest:
+            data, start = self._rest + data, self._rest_at
+            self._rest = b""
+        elif self.pending:
             self.pending += data
             self._missing_bytes -= len(data)
             if self._missing_bytes > 0:
@@ -281,11 +300,10 @@ class OpenWireDecoder:
             data = bytes(self.pending)
             self.pending.clear()
         size = len(data)
-        start = 0
         if not self._was_opened:
             self._check_opening(data)
         is_connected, frame_bytes_max = self.is_connected, OPENWIRE_FRAME_BYTES_MAX
-        while True:
+        for _ in range(_FRAMES_MAX):
             at = start + _SIZE.size
             if at > size:
                 self._missing_bytes = at - size
@@ -315,7 +333,7 @@ class OpenWireDecoder:
             elif self._message is not None and kind in _MESSAGES:
                 run_end = self._read_messages(self._message, data, start, commands)
             if run_end > start:
-                # All clients that have sent such frames before are connected.
+                # A run follows a frame of its kind, so the login is done.
                 start = run_end
                 continue
             start = end
@@ -338,6 +356,10 @@ class OpenWireDecoder:
                 # The rest can only be decoded once the caller knows whether this was the login.
                 self._missing_bytes = 0
                 break
+        else:
+            if start < size:
+                self._rest, self._rest_at = data, start
+            return
         if start < size:
             self.pending += memoryview(data)[start:]
 
@@ -397,6 +419,7 @@ class OpenWireDecoder:
             properties_bytes = tail_at - properties_at
             if properties_bytes != 1 and (
                 properties_bytes < 5
+                or properties_bytes > _UNCOUNTED_BYTES
                 or _INT.unpack_from(data, properties_at + 1)[0] != properties_bytes - 5
                 or data.find(SCHEDULE, properties_at, tail_at) >= 0
             ):
@@ -493,6 +516,8 @@ class OpenWireDecoder:
         content_at = at
         at = content_end = _bytes_end(data, at) if data[at] else at + 1
         at = _bytes_end(data, at) if data[at] else at + 1
+        if at - content_end > _UNCOUNTED_BYTES and has_too_many_properties(data, content_end, at):
+            return None
         tail = data[at:end]
         if tail == _SMALL_TAIL:
             flags = 0
@@ -527,6 +552,8 @@ class OpenWireDecoder:
         )
         if has_group:
             message.group = group_of_message(message)
+            if len(message.group) > NAME_LENGTH_MAX:
+                return None
         return ProducedMessage(
             command_id,
             required,
@@ -685,32 +712,46 @@ def _skipped_message(head: bytes, frame_bytes: int) -> RefusedMessage:
 
     Raises: RemoteProtocolError if the bytes are invalid
     """
-    reader = FieldReader(head)
+    reader = FieldReader(head, values_max=ARRAY_VALUES_MAX)
     readers = LAYOUTS[reader.read_byte()].readers[:_FIELDS_OF_HEAD]
     command_id, response_required, *_, transaction_id = [read(reader, 0) for read in readers]
     return RefusedMessage(command_id, response_required, transaction_id, _too_large(frame_bytes))
 
 
-def _too_large(size: int) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        f"message of {size} bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}: send its content in parts",
-        Code.LIMIT,
-    )
-
-
 def _decode_frame(frame: bytes) -> Structure | ProducedMessage | RefusedMessage:
-    reader = FieldReader(frame)
+    reader = FieldReader(frame, values_max=ARRAY_VALUES_MAX)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
     if not isinstance(structure, JmsMessage) or isinstance(structure, BlobMessage):
         return structure
-    try:
-        return produced_message(structure)
-    except RemoteProtocolError as error:
-        if error.code is not Code.LIMIT:
-            raise
-        return RefusedMessage(structure.command_id, structure.response_required, structure.transaction_id, error)
+    error = _exceeded_limit(structure)
+    if not error:
+        try:
+            produced = produced_message(structure)
+        except ValueError as text_error:
+            # A raw NUL takes one byte when it is read, and two when it is written.
+            raise malformed(f"{type(structure).__name__} with {text_error}") from text_error
+        size = len(produced.message.body)
+        if size <= OPENWIRE_MESSAGE_BYTES_MAX:
+            return produced
+        error = _too_large(size)
+    return RefusedMessage(structure.command_id, structure.response_required, structure.transaction_id, error)
+
+
+def _too_large(size: int) -> str:
+    return f"message of {size} bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}: send its content in parts"
+
+
+def _exceeded_limit(message: JmsMessage) -> str:
+    """Return the error of a message that is refused alone; "" if it is not refused."""
+    group = len(message.group_id or "")
+    if group > NAME_LENGTH_MAX:
+        return f"JMSXGroupID of {group} characters; at most {NAME_LENGTH_MAX}"
+    properties = encode_bytes(message.marshalled_properties)
+    if has_too_many_properties(properties, 0, len(properties)):
+        return f"message with more than {PROPERTY_VALUES_MAX} properties, and values in these"
+    return ""
 
 
 def _ascii_end(data: bytes, at: int) -> int:
@@ -732,7 +773,7 @@ def _bytes_end(data: bytes, at: int) -> int:
 def produced_message(message: JmsMessage) -> ProducedMessage:
     """Return a decoded message of a producer in the broker's form, without the fields that belong to the broker.
 
-    Raises: RemoteProtocolError if it has no id or no destination, or is too large
+    Raises: RemoteProtocolError if it has no id or no destination; ValueError if a text has more than 65,535 bytes
     """
     message_id, destination = message.message_id, message.destination
     if message_id is None or message_id.producer_id is None or message_id.producer_id.connection_id is None:
@@ -756,8 +797,6 @@ def produced_message(message: JmsMessage) -> ProducedMessage:
         properties=encode_bytes(message.marshalled_properties),
     )
     body = slices.join()
-    if len(body) > OPENWIRE_MESSAGE_BYTES_MAX:
-        raise _too_large(len(body))
     priority = max(0, min(message.priority, PRIORITY_MAX))
     sent = SentMessage(priority, message.is_persistent, max(message.expiration, 0), b"", body, form=OPENWIRE_FORM)
     sent.group = group_of_message(sent)

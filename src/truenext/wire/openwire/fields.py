@@ -81,9 +81,7 @@ def encode_frame(structure: Structure) -> bytes:
 def _decode_array(reader: FieldReader, depth: int) -> Array:
     if not reader.read_boolean():
         return ()
-    count = reader.read_short()
-    if not 0 <= count <= reader.left:
-        raise malformed(f"{count} elements of an array, where {reader.left} bytes are left of the frame")
+    count = reader.check_count(reader.read_short(), "elements of an array", 1)
     return tuple([decode_nested(reader, depth) for _ in range(count)])
 
 

@@ -29,6 +29,7 @@ from truenext.model.commands import (
     SendRun,
 )
 from truenext.model.limits import LOGIN_BYTES_MAX, NAME_LENGTH_MAX, OPENING_SECONDS_MAX
+from truenext.model.loose_fields import has_half_pair
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun, RefusedMessage
@@ -85,8 +86,8 @@ OPENWIRE_RULES = ProtocolRules(
     late_opening=f"no WireFormatInfo within {OPENING_SECONDS_MAX:g} seconds",
     unchecked_login="",
     # A client on `failover:` misses the end of its socket while it repeats its login, and would wait for ever. ActiveMQ
-    # gives it two seconds.
-    refused_login_seconds=1.0,
+    # gives it two seconds. After a ShutdownInfo, a client that does not close first may warn of a lost connection.
+    closing_seconds=1.0,
     displaced_login="no ConnectionInfo yet, and {newer} newer connections wait to log in: start the connection at once",
     plain_text="this port speaks TLS: connect with ssl://, not with tcp://",
     missing_end="no ShutdownInfo",
@@ -187,7 +188,7 @@ class OpenWireSession:
                         yield from self._send(structure)
                     elif isinstance(structure, RefusedMessage):
                         self.last_receipt = str(structure.command_id) if structure.response_required else None
-                        raise structure.error
+                        raise RemoteProtocolError(structure.error, Code.LIMIT)
                     elif type(structure) is MessageAck and not structure.response_required:
                         # A shortcut: the usual acknowledgement has no answer.
                         self.last_receipt = None
@@ -397,6 +398,11 @@ class OpenWireSession:
             raise RemoteProtocolError(
                 f"connection id {connection_id[:100]!r}: it needs a colon, and may have no comma, slash or unprintable "
                 "character",
+                Code.LOGIN,
+            )
+        if has_half_pair(f"{info.user_name}\0{info.password}\0{info.client_id}"):
+            raise RemoteProtocolError(
+                "login refused: user name, password or client id has half of a surrogate pair: use whole characters",
                 Code.LOGIN,
             )
         if info.broker_path or info.is_broker_master_connector:
