@@ -3301,7 +3301,7 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
-    targets.CLOSES_GROUP.replace(patch, lambda header: False)
+    targets.CLOSES_GROUP.replace(patch, lambda message: False)
 
 
 @shows_in(GroupsMachine)

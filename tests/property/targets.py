@@ -127,7 +127,7 @@ from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.commands import Commit, Send
 from truenext.model.destination import Destination, parse_stored_queue_name, virtual_topic
-from truenext.model.header_lines import closes_group
+from truenext.model.forms import closes_group
 from truenext.model.message import SentMessage
 from truenext.model.pattern import matches
 from truenext.model.policy import Policies

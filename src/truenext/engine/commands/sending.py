@@ -55,7 +55,7 @@ class Sending:
         self._by_name = queues.by_name
         self._arrivals = arrivals
         self._scheduler = scheduler
-        self._producers, self._jms_producers = state.producers, state.jms_producers
+        self._producers_of = state.producers_of
         self._when_full = when_full
         self._limits = limits
         self._copies_max = max(COPIES_MAX, limits.messages)
@@ -100,8 +100,7 @@ class Sending:
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)
         if send.producer is not None:
-            producers = self._jms_producers if session.is_jms_client else self._producers
-            producers.record_use(send, is_stored=is_stored)
+            self._producers_of(session).record_use(send, is_stored=is_stored)
         if is_stored:
             session.last_batch = self._commit_state.batch.number
 
@@ -228,8 +227,7 @@ class Sending:
 
         Raises: RemoteProtocolError if the number may not be used, or there are too many producers.
         """
-        producers = self._jms_producers if session.is_jms_client else self._producers
-        known = producers.find_repeat(command)
+        known = self._producers_of(session).find_repeat(command)
         if known is None:
             return False
         # The first use may have created a queue that must be kept, even if nothing else of it was stored.

@@ -295,8 +295,8 @@ class Queues:
         reserved = self._reservations.reserved_temporary(owner.id)
         if len(owner.temporary_queues) + len(owner.temporary_topics) + len(reserved) >= SUBSCRIPTIONS_MAX:
             raise RemoteProtocolError(
-                f"this connection has {SUBSCRIPTIONS_MAX} temporary queues, the most allowed: use fewer, for "
-                "example one for all replies",
+                f"this connection has {SUBSCRIPTIONS_MAX} temporary queues and topics, the most allowed: use fewer, "
+                "for example one for all replies",
                 Code.LIMIT,
             )
         return not reserved and owner.is_first_reply_queue(destination)

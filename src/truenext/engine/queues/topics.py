@@ -178,7 +178,7 @@ class TopicRouter:
     def cost_ns(self, topic: str, message: SentMessage) -> int:
         """Return an upper estimate, in nanoseconds, of the comparisons of `queues_of`."""
         route = self._routes.get(topic)
-        size = compared_bytes(message) if message.form else len(message.header)
+        size = compared_bytes(message)
         if route is None:
             # At most all subscriptions are to this topic.
             return MATCH_NS * self._pattern_count + self._base_ns + self._byte_ns * size

@@ -54,6 +54,7 @@ class ComparisonBudget:
         """Take the time of one comparison from the budget. Returns False if no time is left."""
         if selector is None or message is None:
             return True
+        # A shortcut for header lines: a comparison takes little more than this calculation.
         size = compared_bytes(message) if message.form else len(message.header)
         cost_ns = selector.base_ns + selector.byte_ns * size
         if cost_ns < COSTLY_COMPARISON_NS:
