@@ -70,6 +70,9 @@ class VirtualLoop:
     def remove_reader(self, sock: object) -> None:
         self.readers.pop(sock, None)
 
+    def add_writer(self, sock: object, callback: Callable[[], None]) -> None:
+        """Do nothing: a socket that takes no more never takes any."""
+
     def remove_writer(self, sock: object) -> None:
         """Do nothing: sockets take everything at once."""
 
@@ -173,6 +176,8 @@ class VirtualSocket:
         self.sent = bytearray()
         self.has_ended = False
         self.is_broken = False
+        self.is_full = False
+        """True if the client reads nothing more."""
         self.is_closed = False
         """True once the broker has closed the socket."""
 
@@ -191,6 +196,8 @@ class VirtualSocket:
     def send(self, data: bytes | bytearray | memoryview) -> int:
         if self.is_broken:
             raise ConnectionResetError("reset by a test")
+        if self.is_full:
+            raise BlockingIOError
         self.sent += data
         return len(data)
 
