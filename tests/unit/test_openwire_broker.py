@@ -1,5 +1,7 @@
 """Tests of OpenWire clients at a whole broker, beside STOMP clients: selectors, ids, advisories."""
 
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from truenext.model.commands import OpenProducer, Send
 from truenext.model.grants import Right, User, parse_pattern
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import stomp_message
 from truenext.model.url import WireProtocol
 from truenext.wire.openwire.consumers import POISON
 from truenext.wire.openwire.destinations import Destinations, source
@@ -40,6 +43,7 @@ from truenext.wire.openwire.structures import (
     Throwable,
     TopicName,
 )
+from truenext.wire.stomp import replies
 
 CONNECTION = "ID:host-1-1:1"
 STOMP_LOGIN = b"CONNECT\naccept-version:1.2\n\n\0"
@@ -331,3 +335,105 @@ def test_composite_of_which_only_the_first_part_is_checked_is_noticed(
     planted_holes.of_several_destinations_only_the_first_is_checked(monkeypatch)
     with pytest.raises(pytest.fail.Exception):
         check_composite(*composite)
+
+
+# ---- Compressed content (C4.5) ----
+
+GROWN_BYTES = 1024 * 1024
+
+
+def produce_compressed(client: JmsClient, destination: PhysicalDestination, count: int) -> None:
+    """Send messages of 1 KB that have 1 MiB of text each."""
+    producer = ProducerId(client.connection, 1, 1)
+    text = GROWN_BYTES.to_bytes(4, "big") + b"a" * GROWN_BYTES
+    content = zlib.compress(text, 9)
+    client.send(
+        *[
+            TextMessage(
+                5,
+                False,
+                producer,
+                destination,
+                message_id=MessageId(None, producer, number),
+                content=content,
+                is_compressed=True,
+                is_persistent=True,
+            )
+            for number in range(count)
+        ]
+    )
+
+
+def subscribe(destination: str, *more: str) -> bytes:
+    lines = [f"destination:{destination}", "id:1", "ack:client-individual", "activemq.prefetchSize:1000", *more]
+    return "\n".join(["SUBSCRIBE", *lines, "", "\0"]).encode()
+
+
+@pytest.mark.parametrize(
+    ("destination", "frame"),
+    [
+        (QUEUE, subscribe("/queue/a")),
+        (QUEUE, subscribe("/queue/a", "browser:true")),
+        (QUEUE, subscribe("/queue/a", "selector:b IS NULL")),
+        (QUEUE, subscribe("/queue/>")),
+        (TopicName("a"), subscribe("/topic/a")),
+    ],
+    ids=["queue", "browser", "selector", "pattern", "topic"],
+)
+@pytest.mark.parametrize("is_first", [True, False], ids=["subscribed before", "subscribed after"])
+def test_compressed_messages_to_a_stomp_client_that_reads_nothing_take_little_memory(
+    broker: BrokerWithoutThreads,
+    destination: PhysicalDestination,
+    frame: bytes,
+    is_first: bool,
+) -> None:
+    """60 messages of 16 KB became 2.8 GB."""
+    producer, sock = JmsClient(broker), stomp_client(broker)
+    if is_first:
+        stomp_send(broker, sock, frame)
+    sock.is_full = True
+    produce_compressed(producer, destination, 60)
+    tracemalloc.start()
+    try:
+        if is_first:
+            produce_compressed(producer, destination, 60)
+        else:
+            stomp_send(broker, sock, frame)
+        assert tracemalloc.get_traced_memory()[1] < 8 * GROWN_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("queues", "more"), [(1, "a:b"), (60, "a:b"), (60, "selector:b IS NULL")])
+def test_one_turn_decompresses_few_messages_for_all_consumers(
+    broker: BrokerWithoutThreads, monkeypatch: pytest.MonkeyPatch, queues: int, more: str
+) -> None:
+    """60 queues or consumers made a step of 60 MiB."""
+    producer, consumers = JmsClient(broker), [stomp_client(broker) for _ in range(60)]
+    for number in range(60):
+        produce_compressed(producer, QueueName(f"a{number % queues}"), 1)
+    count = largest = 0
+
+    def counted(message: SentMessage) -> tuple[bytes, bytes]:
+        nonlocal count
+        count += 1
+        return stomp_message(message)
+
+    monkeypatch.setattr(replies, "stomp_message", counted)
+    for number, sock in enumerate(consumers):
+        sock.incoming.append(subscribe(f"/queue/a{number % queues}", more))
+        broker.read(sock)
+    while broker.loop.run_one():
+        largest, count = max(largest, count), 0
+    assert all(b"a" * GROWN_BYTES in sock.take_sent() for sock in consumers)
+    assert 0 < largest <= 9
+
+
+def test_compressed_messages_to_a_stomp_client_that_reads_arrive_all_and_whole(broker: BrokerWithoutThreads) -> None:
+    producer, sock = JmsClient(broker), stomp_client(broker)
+    produce_compressed(producer, QUEUE, 20)
+    sock.take_sent()
+    stomp_send(broker, sock, subscribe("/queue/a"))
+    broker.settle()
+    sent = sock.take_sent()
+    assert sent.count(b"a" * GROWN_BYTES) == 20 and b"content-encoding" not in sent

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from tests.unit.openwire_examples import PROPERTIES, produced, unhurried
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
-from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, OPENWIRE_FRAME_BYTES_MAX
+from truenext.model.limits import (
+    BODY_BYTES_MAX,
+    DECOMPRESSED_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_MAX,
+    OPENWIRE_FRAME_BYTES_MAX,
+)
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, encode_modified_utf8, text_value
 from truenext.model.message import OPENWIRE_FORM, SentMessage, with_due, with_ttl
 from truenext.model.openwire_message import (
@@ -291,11 +297,18 @@ def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> N
 )  # fmt: skip
 def test_other_content_reaches_stomp_clients_as_it_is(make: type[JmsMessage], kind: str | None, content: bytes) -> None:
     plain = make(1, True, PRODUCER, QueueName("orders"), message_id=MessageId(None, PRODUCER, 5), content=content)
+    assert stomp_message(sent(plain))[1] == content
+    assert lines(sent(plain)).get("amq-msg-type") == kind
     compressed = zlib.compress(content)
-    small = replace(plain, content=counted(compressed) if make is BytesMessage else compressed, is_compressed=True)
-    for message in (sent(plain), sent(small)):
-        assert stomp_message(message)[1] == content
-        assert lines(message).get("amq-msg-type") == kind
+    counted_content = struct.pack(">i", len(content)) + compressed
+    message = sent(replace(plain, content=counted_content if make is BytesMessage else compressed, is_compressed=True))
+    found = lines(message)
+    assert found.get("amq-msg-type") == kind
+    if make is BytesMessage:
+        assert stomp_message(message)[1] == content and "content-encoding" not in found
+    else:
+        # Only text and bytes are decompressed.
+        assert stomp_message(message)[1] == compressed and found["content-encoding"] == "deflate"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xff\xff\xff", b"\0\0\0\0"])
@@ -309,15 +322,51 @@ def test_content_that_is_no_text_is_the_body_as_it_is(content: bytes) -> None:
         assert stomp_message(sent(content=content, is_compressed=is_compressed))[1] == content
 
 
-def test_content_that_would_be_too_long_is_not_decompressed() -> None:
-    content = zlib.compress(bytes(4 * BODY_BYTES_MAX), 9)
-    message = sent(content=content, is_compressed=True)
-    tracemalloc.start()
-    try:
-        assert stomp_message(message)[1] == content
-        assert tracemalloc.get_traced_memory()[1] < 3 * BODY_BYTES_MAX
-    finally:
-        tracemalloc.stop()
+BYTES_MESSAGE = BytesMessage(1, True, PRODUCER, ORDERS, message_id=MessageId(None, PRODUCER, 5))
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+@pytest.mark.parametrize("excess", [0, 1])
+def test_content_that_would_be_too_long_is_not_decompressed(is_text: bool, excess: int) -> None:
+    size = DECOMPRESSED_BYTES_MAX - (4 if is_text else 0) + excess
+    plain = bytes(size)
+    if is_text:
+        plain = b"a" * size
+        message = sent(content=(stream := zlib.compress(counted(plain))), is_compressed=True)
+    else:
+        stream = zlib.compress(plain)
+        message = sent(BYTES_MESSAGE, content=struct.pack(">i", size) + stream, is_compressed=True)
+    found, body = stomp_message(message)
+    assert body == (stream if excess else plain)
+    assert decode_header_lines(found).get("content-encoding") == ("deflate" if excess else None)
+    assert message.growth == 0 if excess else message.growth > 0.99 * size
+
+
+@pytest.mark.parametrize(
+    ("said", "real"),
+    [(10, 11), (10, 9), (0, 1), (DECOMPRESSED_BYTES_MAX, 5), (100, 2 * DECOMPRESSED_BYTES_MAX), (-5, 5)],
+)
+def test_content_that_says_a_wrong_length_stays_compressed(said: int, real: int) -> None:
+    plain = b"".join([struct.pack(">i", said), bytes(real)])
+    text = sent(content=zlib.compress(plain), is_compressed=True)
+    others = sent(BYTES_MESSAGE, content=struct.pack(">i", said) + zlib.compress(bytes(real)), is_compressed=True)
+    for message in (text, others):
+        tracemalloc.start()
+        try:
+            found, body = stomp_message(message)
+            assert tracemalloc.get_traced_memory()[1] < 2 * DECOMPRESSED_BYTES_MAX
+        finally:
+            tracemalloc.stop()
+        assert zlib.decompress(body)[-real:] == bytes(real)
+        assert decode_header_lines(found)["content-encoding"] == "deflate"
+
+
+def test_growth_of_a_message_is_that_of_its_body_and_is_known_when_it_is_read_from_the_store() -> None:
+    plain = counted(b"a" * 100_000)
+    for message in (sent(content=zlib.compress(plain), is_compressed=True), sent(content=plain)):
+        read = decode_record(KEY, encode_record(KEY, message))
+        assert read == message
+        assert read.growth == (100_004 - 5 - len(zlib.compress(plain)) if message.body[1] else 0)
 
 
 # ---- What a JMS client gets of a STOMP message ----

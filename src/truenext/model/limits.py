@@ -159,6 +159,13 @@ ARRAY_VALUES_MAX = 1000
 Exceeded: `more than {ARRAY_VALUES_MAX} values in the maps, lists and arrays of one frame`
 """
 
+DECOMPRESSED_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of a JMS client's compressed text or bytes that STOMP clients get decompressed: that takes some 10 ms, at each
+dispatch.
+
+Exceeded: No error. STOMP clients get the content compressed, with the header `content-encoding:deflate`.
+"""
+
 PROPERTY_VALUES_MAX = 1024
 """Properties of one OpenWire message, with the values of their maps and lists, if they take more than three times as
 many bytes: selectors and STOMP clients' messages need them one by one. The message is refused, and nothing else.
@@ -209,7 +216,8 @@ Exceeded: `bytes of a large frame in {INCOMPLETE_FRAME_SECONDS} seconds, and oth
 """
 
 UNSENT_BYTES_MAX = 1024 * 1024
-"""Bytes of messages dispatched to a connection that its socket has not taken yet.
+"""Bytes of messages dispatched to a connection that its socket has not taken yet. Compressed text and bytes of a JMS
+client count as what they become for STOMP clients.
 
 Exceeded: No error. The next message follows when the socket has taken some.
 """
@@ -793,6 +801,10 @@ next turn continues."""
 DISPATCHES_PER_TURN = 2000
 """Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn
 continues."""
+
+GROWTH_BYTES_PER_DISPATCH = 4096
+"""Bytes by which messages grow for their consumers that count as one dispatch more: to decompress them takes some 10
+us."""
 
 EXPIRED_PER_TURN = 1000
 """Expired messages that dispatch finds and removes in one turn, of a queue with selectors, groups or wildcard

@@ -37,6 +37,7 @@ _DOUBLE = struct.Struct(">d")
 _BYTE = struct.Struct(">b")
 _INT_MAX = 2**31 - 1
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
+_FIRST_OF_FOUR = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NULL, _PRESENT = b"\0", b"\1"
 
@@ -75,7 +76,8 @@ def decode_modified_utf8(data: bytes) -> str:
         text = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise malformed(f"text is not modified UTF-8: {error.reason} at byte {error.start}") from error
-    if max(text) > "\uffff":
+    # Only first bytes of a character of four bytes are as large.
+    if any(first in data for first in _FIRST_OF_FOUR):
         raise malformed("text is not modified UTF-8: it has a character of four bytes")
     if b"\xed" in data:
         text = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")

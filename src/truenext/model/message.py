@@ -38,6 +38,8 @@ class SentMessage(msgspec.Struct, gc=False):
     form: int = STOMP_FORM
     is_text: bool = False
     """True in STOMP_FORM if the producer has sent no `content-length`: JMS clients get text if `body` is UTF-8."""
+    growth: int = 0
+    """Bytes by which `body` grows for clients that get it decompressed. They count as unsent bytes of each dispatch."""
 
 
 def with_due(message: SentMessage, due_ms: int) -> SentMessage:

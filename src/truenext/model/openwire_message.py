@@ -26,14 +26,16 @@ clients get, `openwire_body` the body in OpenWire form of a message that came fr
     JMSReplyTo                reply-to
     JMSType                   type
     JMSXGroupID, JMSXGroupSeq JMSXGroupID, JMSXGroupSeq
-    text, bytes               the body
+    text, bytes               the body; decompressed, if it is not too long then
     map, stream, object       amq-msg-type, and the encoded content as body
+    content still compressed  content-encoding
     property of any type      its text, if a STOMP client could have sent this header
 """
 
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from math import isfinite, isnan
 from typing import NamedTuple
 
@@ -49,6 +51,7 @@ from truenext.model.header_lines import (
 )
 from truenext.model.limits import (
     BODY_BYTES_MAX,
+    DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEADERS_MAX,
     MAP_DEPTH_MAX,
@@ -422,7 +425,13 @@ def stomp_message(message: SentMessage) -> tuple[bytes, bytes]:
     if message.form != OPENWIRE_FORM:
         return message.header, message.body
     lines = _reserved_lines(message)
-    body = _stomp_body(message)
+    if not message.body[1] & COMPRESSED:
+        body = _stomp_body(message.body)
+    elif (decompressed := _decompressed_body(message.body)) is not None:
+        body = decompressed
+    else:
+        body = _compressed_body(message.body)
+        lines["content-encoding"] = "deflate"
     lines["content-length"] = str(len(body))
     size = 0
     for name, value in properties_of(message).items():
@@ -509,13 +518,73 @@ def _as_single(number: float) -> float:
     return single
 
 
-def _stomp_body(message: SentMessage) -> bytes:
-    """Return the body that STOMP clients get of a message in OpenWire form. Content that cannot be decoded is the body
-    as it is."""
-    kind, content = message.body[0], content_of(message)
-    if kind != TEXT or content is None:
-        return content or b""
-    if len(content) < _INT.size:
+def growth_of(message: SentMessage) -> int:
+    """Return the bytes by which the content of a message in OpenWire form grows when it is decompressed for STOMP
+    clients. The content itself says so: if that is wrong, it stays compressed."""
+    if not message.body[1] & COMPRESSED:
+        return 0
+    *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
+    compressed_size: int = content_end - content_at
+    return max(0, _decompressed_size(message.body) - compressed_size)
+
+
+def _decompressed_size(body: bytes) -> int:
+    """Return how long the compressed content of a body in OpenWire form says that it is; -1 if it does not say so, or
+    is too long to be decompressed."""
+    content = _content(body) or b""
+    try:
+        if body[0] == BYTES:
+            size: int = _INT.unpack_from(content)[0]
+        elif body[0] == TEXT:
+            (length,) = _INT.unpack(zlib.decompressobj().decompress(content, _INT.size))
+            # That of a null text is -1.
+            size = _INT.size + max(0, length)
+        else:
+            return -1
+    except (struct.error, zlib.error):
+        return -1
+    return size if size <= DECOMPRESSED_BYTES_MAX else -1
+
+
+def _content(body: bytes) -> bytes | None:
+    *_, content_at, content_end = BODY_HEAD.unpack_from(body)
+    return body[content_at + 1 + _INT.size : content_end] if body[content_at] else None
+
+
+def _stomp_body(body: bytes) -> bytes:
+    """Return the body that STOMP clients get of a body in OpenWire form that is not compressed."""
+    content = _content(body)
+    return _plain_body(body[0], content) if content is not None else b""
+
+
+@lru_cache(maxsize=1)
+def _decompressed_body(body: bytes) -> bytes | None:
+    """Return the body that STOMP clients get of a body in OpenWire form that is compressed; None if they get it
+    compressed. Subscribers to a topic get the same one, one after the other."""
+    kind, content = body[0], _content(body)
+    if not content:
+        return b""
+    size = _decompressed_size(body)
+    if size < 0:
+        return None
+    decompressor = zlib.decompressobj()
+    try:
+        # Before a compressed BytesMessage there is the original length. With a byte more the end is reached.
+        plain = decompressor.decompress(content[_INT.size :] if kind == BYTES else content, size + 1)
+    except zlib.error:
+        return None
+    return _plain_body(kind, plain) if decompressor.eof and len(plain) == size else None
+
+
+def _compressed_body(body: bytes) -> bytes:
+    """Return the compressed content of a body in OpenWire form, as zlib reads it."""
+    content = _content(body) or b""
+    return content[_INT.size :] if body[0] == BYTES else content
+
+
+def _plain_body(kind: int, content: bytes) -> bytes:
+    """Return the body that STOMP clients get of a content. Text that cannot be decoded is the body as it is."""
+    if kind != TEXT or len(content) < _INT.size:
         return content
     size = _INT.unpack_from(content)[0]
     text = content[_INT.size :]
@@ -530,24 +599,6 @@ def _stomp_body(message: SentMessage) -> bytes:
         return to_utf8(decode_modified_utf8(text))
     except RemoteProtocolError:
         return content
-
-
-def content_of(message: SentMessage) -> bytes | None:
-    """Return the content of a message in OpenWire form, decompressed; None if it has none. If it cannot be
-    decompressed, or would be longer than any body, it is returned as it is."""
-    kind, flags, *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
-    if not message.body[content_at]:
-        return None
-    content = message.body[content_at + 1 + _INT.size : content_end]
-    if not flags & COMPRESSED:
-        return content
-    decompressor = zlib.decompressobj()
-    try:
-        # Before a compressed BytesMessage there is the original length.
-        plain = decompressor.decompress(content[_INT.size :] if kind == BYTES else content, BODY_BYTES_MAX)
-    except zlib.error:
-        return content
-    return plain if decompressor.eof else content
 
 
 # ---- For selectors ----

@@ -57,7 +57,7 @@ from collections.abc import Callable
 from truenext.model.checksum import crc32
 from truenext.model.header_lines import escape, group_of, unescape
 from truenext.model.message import OPENWIRE_FORM, SentMessage
-from truenext.model.openwire_message import group_of_message
+from truenext.model.openwire_message import group_of_message, growth_of
 from truenext.model.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
@@ -231,6 +231,7 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
     if version == _OPENWIRE:
         message.form = OPENWIRE_FORM
         message.group = group_of_message(message)
+        message.growth = growth_of(message)
     return message
 
 

@@ -281,7 +281,9 @@ class BrowseTask(BackgroundTask):
         if browser.requested is not None:
             browser.requested -= 1
         memory = self._memory
-        size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
+        size = (
+            len(message.body) + message.growth + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
+        )
         browser.session.unsent_bytes += size
         memory.unsent_bytes += size
         if memory.unsent_bytes > memory.unsent_threshold:

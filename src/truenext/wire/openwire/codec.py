@@ -39,6 +39,7 @@ from truenext.model.openwire_message import (
     DROPPABLE,
     OpenWireSlices,
     group_of_message,
+    growth_of,
     has_too_many_properties,
 )
 from truenext.model.order import PRIORITY_MAX
@@ -550,6 +551,8 @@ class OpenWireDecoder:
         message = SentMessage(
             priority, persistent, expiration if expiration > 0 else 0, b"", body, 0, "", "", OPENWIRE_FORM
         )
+        if flags:
+            message.growth = growth_of(message)
         if has_group:
             message.group = group_of_message(message)
             if len(message.group) > NAME_LENGTH_MAX:
@@ -800,6 +803,7 @@ def produced_message(message: JmsMessage) -> ProducedMessage:
     priority = max(0, min(message.priority, PRIORITY_MAX))
     sent = SentMessage(priority, message.is_persistent, max(message.expiration, 0), b"", body, form=OPENWIRE_FORM)
     sent.group = group_of_message(sent)
+    sent.growth = growth_of(sent)
     return ProducedMessage(
         message.command_id,
         message.response_required,
