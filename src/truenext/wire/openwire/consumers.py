@@ -22,6 +22,7 @@ from truenext.model.commands import (
     Command,
     Credit,
     Nack,
+    Pause,
     Subscribe,
 )
 from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
@@ -322,10 +323,13 @@ class Consumers:
             if sequence in consumer.held:
                 yield Ack(consumer.subscription, sequence)
                 consumer.remove(sequence)
+            else:
+                yield Pause()
             return
         covered = self.require_covered(ack, consumer)
         if kind == DELIVERED:
             consumer.mark_delivered(covered[-1])
+            yield Pause()
         elif kind == STANDARD:
             if len(covered) != ack.message_count:
                 raise _unmatched(ack, f"it covers {len(covered)} messages, and says {ack.message_count}")
@@ -340,7 +344,9 @@ class Consumers:
                 # If the message has expired by the broker's clock, too, the queue's policy says what happens to it.
                 yield Nack(consumer.subscription, sequence, cause="expired at the client")
                 consumer.remove(sequence)
-        elif kind != REDELIVERED:
+        elif kind == REDELIVERED:
+            yield Pause()
+        else:
             raise not_supported(f"acknowledgements of type {kind}", "they are for networks of brokers")
 
     def acknowledge_run(self, sequences: list[int], consumer: Consumer) -> AckRun:

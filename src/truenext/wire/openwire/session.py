@@ -23,6 +23,7 @@ from truenext.model.commands import (
     ForgetProducers,
     InvalidFrame,
     Login,
+    Pause,
     ReceiptRequest,
     RemoveTemporary,
     Send,
@@ -177,6 +178,7 @@ class OpenWireSession:
                     continue
                 if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
                     self._refuse_after_end(structure)
+                    yield Pause()
                     continue
                 self._is_refused = False
                 try:
@@ -206,8 +208,8 @@ class OpenWireSession:
         return 0
 
     def _execute(self, structure: Structure) -> Iterator[Command]:
-        if isinstance(structure, WireCommand):
-            self.last_receipt = str(structure.command_id) if structure.response_required else None
+        is_answered = isinstance(structure, WireCommand) and structure.response_required
+        self.last_receipt = str(structure.command_id) if is_answered else None
         if not self._connection_id:
             yield from self._open(structure)
             return
@@ -232,8 +234,8 @@ class OpenWireSession:
             self.last_receipt = None
             if isinstance(structure, TransactionInfo):
                 yield from self._transactions.abort_refused(structure)
-        elif self.last_receipt is not None:
-            yield ReceiptRequest(self.last_receipt)
+        else:
+            yield Pause() if self.last_receipt is None else ReceiptRequest(self.last_receipt)
 
     def _send_run(self, run: ProducedRun) -> Iterator[Command]:
         """Send messages at once, or one by one as far as the engine does not accept the run."""
@@ -315,21 +317,22 @@ class OpenWireSession:
     def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
         consumer = self._consumers.find(ack.consumer_id)
         if consumer is None:
-            if self._advisories.is_consumer(ack.consumer_id):
-                return
-            raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
-        if consumer.is_browser:
+            if not self._advisories.is_consumer(ack.consumer_id):
+                raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
+        elif consumer.is_browser:
             self._consumers.settle_shown(ack, consumer)
-            return
-        name = self._transactions.name_of(ack.transaction_id)
-        if name is not None and ack.ack_type:
-            self._transactions.keep(ack, name, consumer)
-        elif consumer.has_received:
-            # Otherwise the client acknowledges what an earlier connection has got.
-            for command in self._consumers.acknowledge(ack, consumer):
-                yield command
-                if self._is_refused:
-                    return
+        else:
+            name = self._transactions.name_of(ack.transaction_id)
+            if name is not None and ack.ack_type:
+                self._transactions.keep(ack, name, consumer)
+            elif consumer.has_received:
+                # Otherwise the client acknowledges what an earlier connection has got.
+                for command in self._consumers.acknowledge(ack, consumer):
+                    yield command
+                    if self._is_refused:
+                        return
+                return
+        yield Pause()
 
     def _refuse(self, structure: Structure | ProducedMessage, error: RemoteProtocolError) -> Iterator[Command]:
         """Refuse a command that the engine does not get."""
