@@ -208,8 +208,9 @@ class OpenWireSession:
         return 0
 
     def _execute(self, structure: Structure) -> Iterator[Command]:
-        is_answered = isinstance(structure, WireCommand) and structure.response_required
-        self.last_receipt = str(structure.command_id) if is_answered else None
+        self.last_receipt = None
+        if isinstance(structure, WireCommand) and structure.response_required:
+            self.last_receipt = str(structure.command_id)
         if not self._connection_id:
             yield from self._open(structure)
             return
