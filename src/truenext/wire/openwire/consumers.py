@@ -96,8 +96,11 @@ class Consumer:
         self.has_received |= count > 0
 
     def remove(self, sequence: int) -> None:
-        """Forget a message that is settled."""
+        """Forget a message that is settled, or is just being settled: the broker may dispatch it again before it takes
+        the next command."""
         self.delivered_count -= self.held.pop(sequence)
+        if self.kept:
+            self.kept.pop(sequence, None)
 
     def holds(self, sequences: Iterable[int]) -> bool:
         """Return whether the consumer holds all these messages."""
@@ -321,8 +324,8 @@ class Consumers:
         if kind == INDIVIDUAL:
             sequence = _sequence(ack.last_message_id)
             if sequence in consumer.held:
-                yield Ack(consumer.subscription, sequence)
                 consumer.remove(sequence)
+                yield Ack(consumer.subscription, sequence)
             else:
                 yield Pause()
             return
@@ -337,13 +340,13 @@ class Consumers:
         elif kind == POISON:
             cause = _cause(ack.poison_cause)
             for sequence in covered:
-                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
                 consumer.remove(sequence)
+                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
         elif kind == EXPIRED:
             for sequence in covered:
+                consumer.remove(sequence)
                 # If the message has expired by the broker's clock, too, the queue's policy says what happens to it.
                 yield Nack(consumer.subscription, sequence, cause="expired at the client")
-                consumer.remove(sequence)
         elif kind == REDELIVERED:
             yield Pause()
         else:
@@ -357,16 +360,16 @@ class Consumers:
 
     def _acknowledge(self, consumer: Consumer, covered: list[int]) -> Iterator[Command]:
         if len(covered) == 1:
-            yield Ack(consumer.subscription, covered[0])
             consumer.remove(covered[0])
+            yield Ack(consumer.subscription, covered[0])
             return
         run = self.acknowledge_run(covered, consumer)
         yield run
         for sequence in covered[: run.executed]:
             consumer.remove(sequence)
         for number in range(run.executed, len(run)):
-            yield run[number]
             consumer.remove(covered[number])
+            yield run[number]
 
     @staticmethod
     def require_covered(ack: MessageAck, consumer: Consumer) -> list[int]:
