@@ -46,7 +46,7 @@ def a_rollback_widens_the_window(patch: Patch) -> None:
         yield from control(transactions, info)
         if info.operation == ROLLBACK:
             for consumer, _ in kept:
-                consumer.delivered_count += 1
+                consumer.requested -= 1
 
     patch.setattr(Transactions, "control", faulty)
 

@@ -1,6 +1,9 @@
 """Tests of the consumers of an OpenWire session: requests for messages, acknowledgements, transactions. The engine is
 one of the test."""
 
+from random import Random
+from time import process_time
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -26,6 +29,7 @@ from truenext.model.commands import (
 )
 from truenext.model.destination import parse_address
 from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
+from truenext.wire.openwire import consumers
 from truenext.wire.openwire.consumers import (
     DELIVERED,
     EXPIRED,
@@ -278,6 +282,61 @@ def test_delivered_messages_widen_the_window_until_they_are_acknowledged() -> No
     assert client.take_commands() == [AckRun("1:1", [Ack("1:1", 1), Ack("1:1", 2)], 2)]
     client.ack(STANDARD, 3, 3)
     assert client.take_commands() == [Ack("1:1", 3), Credit("1:1", 1)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_dispatch_is_known_while_messages_are_settled_and_come_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_SETTLED_MIN", 2)
+    random = Random(seed)
+    client = Client()
+    client.consume(1000)
+    (consumer,) = client.session._consumers.by_subscription.values()
+    held: list[int] = []
+    delivered: set[int] = set()
+    for _ in range(300):
+        choice = random.random()
+        if choice < 0.5 or not held:
+            new = [each for each in random.sample(range(1, 60), random.randint(1, 4)) if each not in held]
+            client.deliver(*new)
+            held += new
+        elif choice < 0.8:
+            sequence = random.choice(held)
+            consumer.remove(sequence)
+            held.remove(sequence)
+            delivered.discard(sequence)
+        elif choice < 0.9:
+            last = random.choice(held)
+            consumer.mark_delivered(last)
+            delivered.update(held[: held.index(last) + 1])
+        else:
+            consumer.mark_one_delivered(sequence := random.choice(held))
+            delivered.add(sequence)
+        assert list(consumer.held) == held and set(consumer.delivered) == delivered
+        assert len(consumer.order) <= 2 + 4 * 60 + 4
+        for first in (None, *held):
+            for last in held[::3]:
+                ack = MessageAck(first_message_id=first and message_id(first), last_message_id=message_id(last))
+                assert consumer.covered(ack) == held[held.index(first) if first else 0 : held.index(last) + 1]
+
+
+def test_reports_of_delivery_and_kept_ranges_take_no_time_for_what_else_is_held() -> None:
+    client = Client()
+    client.consume(WINDOW_MAX)
+    client.deliver(*range(1, 20_001))
+    client.control(BEGIN)
+    frames = []
+    for number in range(1, 1001):
+        frames.append(replace(standard(client, number), ack_type=DELIVERED))
+        last, before = message_id(20_000 - 2 * number), message_id(20_000 - 2 * number - 1)
+        kept = replace(standard(client, 1), first_message_id=before, last_message_id=last, message_count=2)
+        frames.append(replace(kept, transaction_id=client.transaction()))
+    began = process_time()
+    client.send(*frames)
+    # Walks through all that is held would take ten times as long.
+    assert process_time() - began < 0.5
+    assert len(client.session._consumers.by_subscription["1:1"].kept) == 2000
 
 
 def test_prefetch_is_limited() -> None:

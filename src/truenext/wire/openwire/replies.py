@@ -51,13 +51,14 @@ class OpenWireReplies:
         consumer = self._consumers.by_subscription[subscription]
         encode = consumer.encoder.encode
         announce = self._advisories.announce_reply_to if self._advisories.has_consumers else None
-        held, bytes_max = consumer.held, self.frame_bytes_max
+        held, order, bytes_max = consumer.held, consumer.order, self.frame_bytes_max
         consumer.on_dispatched(len(deliveries))
         for delivery in deliveries:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = delivery.sequence
-            held[sequence] = False
+            held[sequence] = len(order)
+            order.append(sequence)
             frame = encode(
                 message,
                 sequence,
