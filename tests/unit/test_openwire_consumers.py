@@ -1,6 +1,7 @@
 """Tests of the consumers of an OpenWire session: requests for messages, acknowledgements, transactions. The engine is
 one of the test."""
 
+from collections.abc import Callable
 from random import Random
 from time import process_time
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from tests.unit.openwire_client import QUEUE, Client, Delivered, message_id, refusals
+from tests.unit.openwire_client import CONNECTION, QUEUE, Client, Delivered, message_id, refusals
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import (
     Abort,
@@ -41,6 +42,7 @@ from truenext.wire.openwire.consumers import (
 )
 from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.structures import (
+    ConnectionId,
     ConsumerControl,
     ConsumerInfo,
     KeepAliveInfo,
@@ -49,12 +51,15 @@ from truenext.wire.openwire.structures import (
     MessageId,
     MessagePull,
     ProducerId,
+    ProducerInfo,
     RemoveInfo,
     Response,
+    SessionId,
     Structure,
     TextMessage,
     Throwable,
     TopicName,
+    TransactionInfo,
 )
 from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
 
@@ -317,7 +322,9 @@ def test_order_of_dispatch_is_known_while_messages_are_settled_and_come_again(
         assert len(consumer.order) <= 2 + 4 * 60 + 4
         for first in (None, *held):
             for last in held[::3]:
-                ack = MessageAck(first_message_id=first and message_id(first), last_message_id=message_id(last))
+                ack = MessageAck(
+                    first_message_id=None if first is None else message_id(first), last_message_id=message_id(last)
+                )
                 assert consumer.covered(ack) == held[held.index(first) if first else 0 : held.index(last) + 1]
 
 
@@ -609,11 +616,15 @@ def test_end_of_a_consumer_is_not_refused_with_its_transaction(
     assert client.take_answers() == [Response(correlation_id=7)]
 
 
-def commit_is_refused(client: Client) -> bool:
+def begin(client: Client, command_id: int) -> TransactionInfo:
+    return TransactionInfo(command_id, False, ConnectionId(client.connection), client.transaction(), BEGIN)
+
+
+def commit_is_refused(client: Client, command_id: int = 8) -> bool:
     """Commit transaction 1, and return whether that is refused and the transaction aborted."""
     client.take_commands()
     client.take_answers()
-    client.control(COMMIT_ONE_PHASE)
+    client.send(replace(begin(client, command_id), response_required=True, operation=COMMIT_ONE_PHASE))
     commands = [command for command in client.take_commands() if not isinstance(command, Credit)]
     found = refusals(client.take_answers())
     if not found:
@@ -659,6 +670,72 @@ def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_ses
     if is_acknowledging:
         client.ack(STANDARD, 1, 1, transaction=1)
     assert commit_is_refused(client) == (session == 1 and not is_acknowledging)
+
+
+OF_FIRST = ProducerId(CONNECTION, 1, 1)
+OF_SECOND = ProducerId(CONNECTION, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("commit_id", "frames"),
+    [
+        (12, lambda client: [begin(client, 10), message_in_transaction(client, 1, 11)]),
+        (13, lambda client: [begin(client, 10), *(message_in_transaction(client, 1, each) for each in (11, 12))]),
+        # A producer that has ended is repeated before, and its end behind, with another id.
+        (14, lambda client: [
+            ProducerInfo(9, True, OF_FIRST, QUEUE), ProducerInfo(12, True, OF_SECOND, QUEUE), begin(client, 10),
+            message_in_transaction(client, 1, 11), message_in_transaction(client, 1, 13, producer=2)]),
+        (14, lambda client: [
+            ProducerInfo(11, True, OF_FIRST, QUEUE), begin(client, 10), message_in_transaction(client, 1, 12),
+            RemoveInfo(0, False, OF_FIRST)]),
+        (13, lambda client: [
+            ProducerInfo(9, True, OF_FIRST, QUEUE), begin(client, 10), message_in_transaction(client, 1, 11),
+            RemoveInfo(0, False, OF_FIRST)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("missing", [0, 1])
+def test_repeated_transaction_whose_command_ids_leave_no_room_for_acknowledgements_is_committed(
+    commit_id: int, frames: Callable[[Client], list[Structure]], missing: int
+) -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(0)
+    client.send(*frames(client))
+    client.send(ConsumerControl(0, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    assert commit_is_refused(client, commit_id + missing) == (missing == 1)
+
+
+def test_producers_of_a_session_that_has_ended_take_no_memory_of_a_recovery() -> None:
+    client = Client(is_reconnect=True)
+    client.send(*(ProducerInfo(11, True, ProducerId(CONNECTION, 1, each), QUEUE) for each in (1, 2, 3)))
+    client.send(RemoveInfo(12, False, SessionId(CONNECTION, 1)), RemoveInfo(12, False, ProducerId(CONNECTION, 1, 2)))
+    assert list(client.session._recovery._producers) == [ProducerId(CONNECTION, 1, 3)]
+
+
+@pytest.mark.parametrize("has_acknowledged", [False, True])
+def test_transaction_after_the_first_commit_of_a_client_that_connects_again_is_its_own(has_acknowledged: bool) -> None:
+    # C26.15: without consumers to repeat, no ConsumerControl comes.
+    client = Client(is_reconnect=True)
+    client.consume(10)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    if has_acknowledged:
+        client.deliver(1)
+        client.ack(STANDARD, 1, 1, transaction=1)
+    assert commit_is_refused(client) == (not has_acknowledged)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    assert not commit_is_refused(client)
+
+
+def test_client_that_has_committed_must_give_its_consumers_their_prefetch_back() -> None:
+    # C26.19
+    client = stalled()
+    client.control(BEGIN)
+    client.control(COMMIT_ONE_PHASE)
+    client.send(ALIVE)
+    with pytest.raises(RemoteProtocolError, match="connect again"):
+        client.send(ALIVE)
 
 
 def test_repeated_transaction_whose_session_only_browses_is_committed() -> None:
@@ -728,10 +805,10 @@ def test_client_that_has_given_its_consumers_their_prefetch_back_may_be_silent()
     client.send(*3 * [ALIVE])
 
 
-def message_in_transaction(client: Client, session: int) -> TextMessage:
-    producer_id = ProducerId(client.connection, 1, session)
+def message_in_transaction(client: Client, session: int, command_id: int = 7, *, producer: int = 1) -> TextMessage:
+    producer_id = ProducerId(client.connection, producer, session)
     return TextMessage(
-        7,
+        command_id,
         producer_id=producer_id,
         destination=QUEUE,
         transaction_id=client.transaction(),

@@ -11,6 +11,7 @@ was shown and has neither acknowledged nor reported as delivered.
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from itertools import takewhile
 
 from truenext.errors import Code, RemoteProtocolError
@@ -181,6 +182,10 @@ class Consumers:
 
     def of_session(self, session_id: int) -> list[Consumer]:
         return [each for each in self.by_subscription.values() if each.id.session_id == session_id]
+
+    def are_in(self, sessions: AbstractSet[int]) -> bool:
+        """Return whether one of these sessions has a consumer that is no browser."""
+        return any(each.id.session_id in sessions and not each.is_browser for each in self.by_subscription.values())
 
     def add(self, info: ConsumerInfo) -> Iterator[Command]:
         """Make a consumer or browser. Nothing happens if there is one with this id.

@@ -3,6 +3,7 @@
 It makes commands from what a JMS client sends, and the client's frames from messages and answers (replies.py).
 
     consumers.py       consumers and browsers, acknowledgements, requests for messages
+    recovery.py        what a client repeats that has connected again
     transactions.py    local transactions, and what they keep
     producers.py       messages
     advisories.py      temporary destinations of other connections
@@ -45,6 +46,7 @@ from truenext.wire.openwire.deliveries import (
 from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
+from truenext.wire.openwire.recovery import Recovery
 from truenext.wire.openwire.refusals import ENDED, ENDED_CLASS, foreign_id, not_supported
 from truenext.wire.openwire.replies import OpenWireReplies
 from truenext.wire.openwire.structures import (
@@ -93,8 +95,6 @@ OPENWIRE_RULES = ProtocolRules(
 )
 _BEATS = 3
 """Number of heart-beats in the time after which a side is taken for lost."""
-_STALLED_BEATS = 2
-"""Number of keep-alives after which a client that has connected again has forgotten its consumers' prefetch."""
 
 
 class OpenWireSession:
@@ -119,7 +119,8 @@ class OpenWireSession:
         self.outgoing = bytearray()
         self._detector: ProtocolDetector | None = detector_of_openwire_port()
         self._consumers = Consumers(identity)
-        self._transactions = Transactions(self._consumers)
+        self._recovery = Recovery()
+        self._transactions = Transactions(self._consumers, self._recovery)
         self._producers = Producers()
         self._advisories = Advisories(identity, board or AdvisoryBoard(), self.outgoing)
         self.replies = OpenWireReplies(self._consumers, self._advisories)
@@ -131,10 +132,6 @@ class OpenWireSession:
         self._connection_id = ""
         self._is_refused = False
         """True if the last command was refused."""
-        self._has_stalled_consumers = False
-        """True as long as the client has repeated its consumers with prefetch 0, and not given it back."""
-        self._stalled_beats = 0
-        """Number of keep-alives meanwhile."""
         self._has_ended = False
         """True once the client has ended the connection by a command. Then only a ShutdownInfo may come."""
 
@@ -191,7 +188,7 @@ class OpenWireSession:
                     else:
                         yield from self._execute(structure)
                 except RemoteProtocolError as error:
-                    if not self._connection_id or self._stalled_beats >= _STALLED_BEATS:
+                    if not self._connection_id or self._recovery.has_failed:
                         raise
                     yield from self._refuse(structure, error)
             self.last_receipt = None
@@ -257,7 +254,7 @@ class OpenWireSession:
             yield command
             executed = command.executed
         elif target is not None and name is not None:
-            self._transactions.note_message(name, run.producer_id.session_id)
+            self._recovery.note_messages(name, run.producer_id, len(run.messages))
             for message in run.messages:
                 self._is_refused = False
                 yield Send(target, message, name)
@@ -306,7 +303,7 @@ class OpenWireSession:
         if produced.transaction_id is not None:
             name = self._transactions.name_of(produced.transaction_id)
             if name is not None:
-                self._transactions.note_message(name, produced.producer_id.session_id)
+                self._recovery.note_messages(name, produced.producer_id)
         send = self._producers.send(produced, name)
         yield send
         if self._is_refused:
@@ -400,7 +397,8 @@ class OpenWireSession:
         self.client_id = (info.client_id or "")[:NAME_LENGTH_MAX]
         self._connection_id = self._transactions.connection_id = connection_id
         self._producers.numbers_sends = info.is_fault_tolerant
-        self._transactions.is_recovering = info.is_failover_reconnect
+        if info.is_failover_reconnect:
+            self._recovery.begin()
         return Login(
             user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
         )
@@ -427,11 +425,7 @@ class OpenWireSession:
         if info.response_required:
             self.last_receipt = None
             self.outgoing += KEEP_ALIVE
-        if self._has_stalled_consumers:
-            self._stalled_beats += 1
-            if self._stalled_beats >= _STALLED_BEATS:
-                # Threads of the client can disagree on whether it recovers, if it has lost two connections in a row.
-                raise RemoteProtocolError("the client has not given its consumers their prefetch back: connect again")
+        self._recovery.note_keep_alive()
 
     def _add_session(self, info: SessionInfo) -> Iterator[Command]:
         yield from ()
@@ -440,20 +434,20 @@ class OpenWireSession:
     def _add_producer(self, info: ProducerInfo) -> Iterator[Command]:
         self._check_owner(info.producer_id, "producer")
         yield from self._producers.add(info)
+        assert info.producer_id is not None, "its owner is known"
+        self._recovery.note_producer(info.producer_id, info.command_id)
 
     def _add_consumer(self, info: ConsumerInfo) -> Iterator[Command]:
         self._check_owner(info.consumer_id, "consumer")
         if are_advisories(info.destination):
             assert info.consumer_id is not None, "its owner is known"
             self._advisories.add(info.consumer_id)
-            # Its prefetch is never 0 otherwise; that of other consumers may be.
-            self._has_stalled_consumers = self._transactions.is_recovering and not info.prefetch_size
+            self._recovery.note_advisory_consumer(info.prefetch_size)
         else:
             yield from self._consumers.add(info)
 
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
-        # A client that has repeated all its commands gives its consumers their prefetch back.
-        self._transactions.is_recovering = self._has_stalled_consumers = False
+        self._recovery.note_prefetch()
         self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
 
@@ -490,8 +484,10 @@ class OpenWireSession:
             if consumer is not None:
                 yield from self._consumers.close([consumer], last)
         elif isinstance(removed, ProducerId):
+            self._recovery.note_end_of_producer(removed)
             yield from _forget(self._producers.remove(removed))
         elif isinstance(removed, SessionId):
+            self._recovery.note_end_of_session(removed.value)
             yield from self._consumers.close(self._consumers.of_session(removed.value), last)
             yield from _forget(self._producers.remove_all(removed.value))
         else:
