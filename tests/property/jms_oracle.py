@@ -578,6 +578,7 @@ class JmsOracle:
             self.untold_ends.discard((client, name))
         else:
             client.told.add(name)
+            client.told_ends.discard(name)
             self.untold.discard((client, name))
 
     def check_reply_to(self, client: Client, name: str) -> None:
