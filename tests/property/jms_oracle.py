@@ -94,6 +94,8 @@ class Work:
     sessions: set[int] = field(default_factory=set)
     """Sessions that send in it."""
     taken: list[Letter] = field(default_factory=list)
+    has_acknowledged: bool = False
+    """C26.15: true even if what it has acknowledged is removed."""
     is_doomed: bool = False
     """C23.5."""
     is_unmatched: bool = False
@@ -375,6 +377,7 @@ class JmsOracle:
 
     def keep(self, client: Client, consumer: Consumer, letters: list[Letter], work: Work) -> None:
         """C26.5. What a client acknowledges it has delivered."""
+        work.has_acknowledged = True
         for letter in letters:
             letter.kept_by = work
             consumer.delivered.add(letter)
@@ -504,8 +507,7 @@ class JmsOracle:
         kept = self.kept(work)
         lost_acknowledgements = (
             work.is_repeated
-            and not kept
-            and not work.taken
+            and not work.has_acknowledged
             and any(session in work.sessions for session, _ in client.consumers)
             and not self._knows_all(client, work, command_id)
         )
