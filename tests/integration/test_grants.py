@@ -41,6 +41,7 @@ from truenext.model.commands import (
     Login,
     Nack,
     OpenProducer,
+    Pause,
     ReceiptRequest,
     Release,
     RemoveTemporary,
@@ -65,7 +66,7 @@ RIGHTS = ("send", "take", "browse", "manage")
 FLAGS = ("monitor", "admin")
 RESERVED = ("DLQ", "Consumer.c.VirtualTopic", "Spark")
 ANSWERS = "/temp-queue/answers"
-JMS_COMMANDS = {Close, CreateTemporary, ForgetProducers, OpenProducer, RemoveTemporary}
+JMS_COMMANDS = {Close, CreateTemporary, ForgetProducers, OpenProducer, Pause, RemoveTemporary}
 """Commands of JMS clients alone: openwire/test_raw_grants.py has the rows of these."""
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}

@@ -19,6 +19,7 @@ from truenext.server.ending import Ending
 from truenext.wire.openwire import consumers as consumers_module
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard
 from truenext.wire.openwire.consumers import Consumer, Consumers
+from truenext.wire.openwire.recovery import Recovery
 from truenext.wire.openwire.replies import OpenWireReplies
 from truenext.wire.openwire.session import OpenWireSession
 from truenext.wire.openwire.structures import MessageAck, MessagePull, TransactionInfo
@@ -47,7 +48,7 @@ def a_rollback_widens_the_window(patch: Patch) -> None:
         yield from control(transactions, info)
         if info.operation == ROLLBACK:
             for consumer, _ in kept:
-                consumer.delivered_count += 1
+                consumer.requested -= 1
 
     patch.setattr(Transactions, "control", faulty)
 
@@ -130,8 +131,8 @@ def a_rollback_counts_an_attempt_for_what_a_consumer_has_left_to_it(patch: Patch
 def a_commit_leaves_out_an_acknowledgement(patch: Patch) -> None:
     original = Transactions._commit
 
-    def faulty(transactions: Transactions, name: str) -> Iterator[Command]:
-        for command in original(transactions, name):
+    def faulty(transactions: Transactions, name: str, command_id: int) -> Iterator[Command]:
+        for command in original(transactions, name, command_id):
             if isinstance(command, Commit):
                 command.acks = command.acks[1:]
             yield command
@@ -142,15 +143,24 @@ def a_commit_leaves_out_an_acknowledgement(patch: Patch) -> None:
 def a_transaction_with_acknowledgements_of_an_earlier_connection_is_committed(patch: Patch) -> None:
     original = Transactions._commit
 
-    def faulty(transactions: Transactions, name: str) -> Iterator[Command]:
+    def faulty(transactions: Transactions, name: str, command_id: int) -> Iterator[Command]:
         transactions._unmatched.discard(name)
-        return original(transactions, name)
+        return original(transactions, name, command_id)
 
     patch.setattr(Transactions, "_commit", faulty)
 
 
 def a_repeated_transaction_without_acknowledgements_is_committed(patch: Patch) -> None:
-    patch.setattr(Transactions, "_has_lost_acknowledgements", lambda transactions, name: False)
+    patch.setattr(Recovery, "doubtful_sessions", lambda recovery, name, commit_id: set())
+
+
+def a_repeated_transaction_is_rolled_back_whatever_its_command_ids_show(patch: Patch) -> None:
+    original = Recovery.doubtful_sessions
+    patch.setattr(Recovery, "doubtful_sessions", lambda recovery, name, commit_id: original(recovery, name, -1))
+
+
+def each_transaction_of_a_client_that_has_connected_again_counts_as_repeated(patch: Patch) -> None:
+    patch.setattr(Recovery, "note_commit", lambda recovery: None)
 
 
 def a_range_is_one_of_sequences(patch: Patch) -> None:

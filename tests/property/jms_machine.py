@@ -118,6 +118,8 @@ class JmsMachine:
         self.sockets: dict[Client, VirtualSocket] = {}
         self._sequences: dict[str, int] = {}
         self._numbers = 0
+        self._commands: dict[Client, int] = {}
+        """Id of each client's last command."""
         self._dispatched: dict[Consumer, list[Seen]] = {}
         self._ended: list[Consumer] = []
         self._browsed: list[tuple[Browse, Seen | None]] = []
@@ -272,7 +274,7 @@ class JmsMachine:
         if client.has_ended:
             if client.requests:
                 return
-            self._write(client, encode_frame(ShutdownInfo(self._next_number(), False)))
+            self._write(client, encode_frame(ShutdownInfo(self._next_command(client), False)))
             self.oracle.clients.remove(client)
             self.sockets.pop(client)
             return
@@ -304,9 +306,17 @@ class JmsMachine:
         self._numbers += 1
         return self._numbers
 
-    def _answer(self, client: Client, *, is_refused: bool = False, is_asked: bool | None = None) -> tuple[int, bool]:
-        """Return number of a command, and whether it asks for an answer, and note what the client must be told."""
-        number = self._next_number()
+    def _next_command(self, client: Client) -> int:
+        """Return the id of a client's next command. Sometimes one is missing, as if it had been an acknowledgement to
+        an earlier connection."""
+        self._commands[client] = self._commands.get(client, 1) + (2 if self._random.random() < 0.1 else 1)
+        return self._commands[client]
+
+    def _answer(
+        self, client: Client, *, is_refused: bool = False, is_asked: bool | None = None, number: int | None = None
+    ) -> tuple[int, bool]:
+        """Return the id of a command, and whether it asks for an answer, and note what the client must be told."""
+        number = self._next_command(client) if number is None else number
         is_asked = self._random.random() < 0.6 if is_asked is None else is_asked
         if is_asked:
             self.oracle.ask(client, number, is_refused=is_refused)
@@ -342,11 +352,11 @@ class JmsMachine:
         self, client: Client, parcel: Parcel, queues: list[str], producer: ProducerId, work: Work | None
     ) -> Structure:
         is_refused = work is not None and work.is_doomed
-        if work is not None:
-            work.sessions.add(producer.session_id)
         if not is_refused:
             self.oracle.send(client, parcel, queues, work, parcel.key[0])
         number, is_asked = self._answer(client, is_refused=is_refused)
+        if work is not None:
+            self.oracle.sent_in(work, parcel.key[0], producer.session_id, number)
         message = BytesMessage(
             number,
             is_asked,
@@ -397,13 +407,13 @@ class JmsMachine:
     def _add_producer(self, client: Client) -> Structure:
         number, is_asked = self._answer(client)
         session, value = self._random.choice([1, 2]), self._random.choice([1, 2])
-        client.producers.add(f"{client.id}:{session}:{value}")
+        self.oracle.add_producer(client, f"{client.id}:{session}:{value}", number)
         return ProducerInfo(number, is_asked, ProducerId(client.id, value, session))
 
     def _remove_producer(self, client: Client) -> Structure:
         session, value = self._random.choice([1, 2]), self._random.choice([1, 2])
-        self.oracle.forget(client, [f"{client.id}:{session}:{value}"])
         number, is_asked = self._answer(client)
+        self.oracle.end_producer(client, f"{client.id}:{session}:{value}", number)
         return RemoveInfo(number, is_asked, ProducerId(client.id, value, session))
 
     # ---- Consumers ----
@@ -438,7 +448,7 @@ class JmsMachine:
 
     def _watch_advisories(self, client: Client) -> Structure | None:
         if client.advisories:
-            return SessionInfo(self._next_number(), False, SessionId(client.id, 1))
+            return SessionInfo(self._next_command(client), False, SessionId(client.id, 1))
         client.advisories.add((-1, 1))
         number, is_asked = self._answer(client)
         return ConsumerInfo(
@@ -477,6 +487,9 @@ class JmsMachine:
         for name in [each for each in client.browses if each[0] == session]:
             del client.browses[name]
         self.oracle.forget(client, [each for each in client.producers if each.split(":")[-2] == str(session)])
+        client.beginnings = {
+            each: begun for each, begun in client.beginnings.items() if each.split(":")[-2] != str(session)
+        }
         number, is_asked = self._answer(client)
         return RemoveInfo(number, is_asked, SessionId(client.id, session), last)
 
@@ -642,21 +655,25 @@ class JmsMachine:
         if len(client.works) >= WORKS_MAX:
             return None
         number = self._next_number()
-        self.oracle.begin(client, number)
-        return self._transaction(client, number, BEGIN, is_refused=False)
+        command_id = self._next_command(client)
+        self.oracle.begin(client, number, command_id)
+        return self._transaction(client, number, BEGIN, is_refused=False, command_id=command_id)
 
     def _commit(self, client: Client) -> Structure:
         number = self._random.choice([*client.works] * 4 + [10**9])
-        is_committed = self.oracle.commit(client, number)
-        return self._transaction(client, number, COMMIT_ONE_PHASE, is_refused=not is_committed)
+        command_id = self._next_command(client)
+        is_committed = self.oracle.commit(client, number, command_id)
+        return self._transaction(client, number, COMMIT_ONE_PHASE, is_refused=not is_committed, command_id=command_id)
 
     def _roll_back(self, client: Client) -> Structure:
         number = self._random.choice([*client.works] * 4 + [10**9])
         self.oracle.roll_back(client, number)
         return self._transaction(client, number, ROLLBACK, is_refused=False)
 
-    def _transaction(self, client: Client, transaction: int, operation: int, *, is_refused: bool) -> Structure:
-        number, is_asked = self._answer(client, is_refused=is_refused)
+    def _transaction(
+        self, client: Client, transaction: int, operation: int, *, is_refused: bool, command_id: int | None = None
+    ) -> Structure:
+        number, is_asked = self._answer(client, is_refused=is_refused, number=command_id)
         owner = ConnectionId(client.id)
         return TransactionInfo(number, is_asked, owner, LocalTransactionId(transaction, owner), operation)
 
@@ -675,7 +692,7 @@ class JmsMachine:
         return DestinationInfo(number, is_asked, ConnectionId(client.id), _destination([name]), 1)
 
     def _keep_alive(self, client: Client) -> Structure:
-        return KeepAliveInfo(self._next_number(), False)
+        return KeepAliveInfo(self._next_command(client), False)
 
     # ---- What the clients are sent ----
 

@@ -84,10 +84,18 @@ class Work:
     number: int
     is_repeated: bool
     """C26.15: begun while its client repeats what it did on an earlier connection."""
+    begun: int
+    """Command id of its BEGIN."""
+    commands: set[int] = field(default_factory=set)
+    """Command ids of its messages, and of the beginnings and ends of producers that have sent in it and ended."""
+    producers: set[str] = field(default_factory=set)
+    """Producers that have sent in it and not ended."""
     sends: list[tuple[Parcel, list[str]]] = field(default_factory=list)
     sessions: set[int] = field(default_factory=set)
     """Sessions that send in it."""
     taken: list[Letter] = field(default_factory=list)
+    has_acknowledged: bool = False
+    """C26.15: true even if what it has acknowledged is removed."""
     is_doomed: bool = False
     """C23.5."""
     is_unmatched: bool = False
@@ -168,6 +176,8 @@ class Client:
     told_ends: set[str] = field(default_factory=set)
     temporaries: set[str] = field(default_factory=set)
     producers: set[str] = field(default_factory=set)
+    beginnings: dict[str, int] = field(default_factory=dict)
+    """Command ids of the beginnings of producers that may send in repeated transactions."""
     has_ended: bool = False
 
     @property
@@ -367,6 +377,7 @@ class JmsOracle:
 
     def keep(self, client: Client, consumer: Consumer, letters: list[Letter], work: Work) -> None:
         """C26.5. What a client acknowledges it has delivered."""
+        work.has_acknowledged = True
         for letter in letters:
             letter.kept_by = work
             consumer.delivered.add(letter)
@@ -452,6 +463,19 @@ class JmsOracle:
         self.letters.append(letter)
         return letter
 
+    def add_producer(self, client: Client, name: str, command_id: int) -> None:
+        client.producers.add(name)
+        if client.is_recovering or any(work.is_repeated for work in client.works.values()):
+            client.beginnings.setdefault(name, command_id)
+
+    def end_producer(self, client: Client, name: str, command_id: int) -> None:
+        begun = client.beginnings.pop(name, command_id)
+        for work in client.works.values():
+            if name in work.producers:
+                work.producers.remove(name)
+                work.commands |= {begun, command_id}
+        self.forget(client, [name])
+
     def forget(self, client: Client, names: Iterable[str]) -> None:
         """C26.11."""
         for name in names:
@@ -462,23 +486,30 @@ class JmsOracle:
 
     # ---- Transactions ----
 
-    def begin(self, client: Client, number: int) -> None:
-        client.works.setdefault(number, Work(number, client.is_recovering))
+    def sent_in(self, work: Work, producer: str, session: int, command_id: int) -> None:
+        """Note a message in a transaction."""
+        work.sessions.add(session)
+        work.producers.add(producer)
+        work.commands.add(command_id)
+
+    def begin(self, client: Client, number: int, command_id: int) -> None:
+        client.works.setdefault(number, Work(number, client.is_recovering, command_id))
 
     def kept(self, work: Work) -> list[Letter]:
         return [each for each in self.letters if each.kept_by is work]
 
-    def commit(self, client: Client, number: int) -> bool:
+    def commit(self, client: Client, number: int, command_id: int) -> bool:
         """Commit a transaction. Returns False if that is refused; then the transaction is rolled back."""
+        client.is_recovering = False
         work = client.works.get(number)
         if work is None:
             return False
         kept = self.kept(work)
         lost_acknowledgements = (
             work.is_repeated
-            and not kept
-            and not work.taken
+            and not work.has_acknowledged
             and any(session in work.sessions for session, _ in client.consumers)
+            and not self._knows_all(client, work, command_id)
         )
         if work.is_doomed or work.is_unmatched or lost_acknowledgements:
             self.roll_back(client, number)
@@ -500,6 +531,11 @@ class JmsOracle:
         if is_lasting:
             self._wait(client)
         return True
+
+    def _knows_all(self, client: Client, work: Work, commit_id: int) -> bool:
+        """C26.15: whether no acknowledgement can be missing between BEGIN and COMMIT."""
+        beginnings = {client.beginnings.get(each, 0) for each in work.producers}
+        return set(range(work.begun + 1, commit_id)) <= work.commands | beginnings
 
     def roll_back(self, client: Client, number: int) -> None:
         """C26.5, C26.6: nothing happens to what its consumers hold; no attempt counts."""

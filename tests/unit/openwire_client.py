@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer, Receipt
-from truenext.model.commands import AckRun, Command, Credit, InvalidFrame, Login, ReceiptRequest, SendRun
+from truenext.model.commands import AckRun, Command, Credit, InvalidFrame, Login, Pause, ReceiptRequest, SendRun
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map
 from truenext.model.message import SentMessage
 from truenext.wire.openwire.advisories import AdvisoryBoard
@@ -64,7 +64,7 @@ class Client:
         self.connection = connection
         self.user = user
         self.commands: list[Command] = []
-        """Commands of the session since the last call of `take_commands`, without requests for receipts."""
+        """Commands of the session since the last call of `take_commands`, without pauses and requests for receipts."""
         self.answers: list[Structure] = []
         """Frames of the session since the last call of `take_answers`."""
         self.refuses: Callable[[Command], bool] = lambda _: False
@@ -100,6 +100,8 @@ class Client:
         session = self.session
         if isinstance(command, ReceiptRequest):
             self.read(session.replies.encode_receipt(Receipt(command.receipt)))
+            return
+        if isinstance(command, Pause):
             return
         if isinstance(command, InvalidFrame):
             self.refuse(command.reason, command.code)

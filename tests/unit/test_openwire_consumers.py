@@ -1,12 +1,16 @@
 """Tests of the consumers of an OpenWire session: requests for messages, acknowledgements, transactions. The engine is
 one of the test."""
 
+from collections.abc import Callable
+from random import Random
+from time import process_time
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from tests.unit.openwire_client import QUEUE, Client, Delivered, message_id, refusals
+from tests.unit.openwire_client import CONNECTION, QUEUE, Client, Delivered, message_id, refusals
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import (
     Abort,
@@ -26,6 +30,7 @@ from truenext.model.commands import (
 )
 from truenext.model.destination import parse_address
 from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
+from truenext.wire.openwire import consumers
 from truenext.wire.openwire.consumers import (
     DELIVERED,
     EXPIRED,
@@ -37,6 +42,7 @@ from truenext.wire.openwire.consumers import (
 )
 from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.structures import (
+    ConnectionId,
     ConsumerControl,
     ConsumerInfo,
     KeepAliveInfo,
@@ -45,12 +51,15 @@ from truenext.wire.openwire.structures import (
     MessageId,
     MessagePull,
     ProducerId,
+    ProducerInfo,
     RemoveInfo,
     Response,
+    SessionId,
     Structure,
     TextMessage,
     Throwable,
     TopicName,
+    TransactionInfo,
 )
 from truenext.wire.openwire.transactions import BEGIN, COMMIT_ONE_PHASE, ROLLBACK
 
@@ -257,7 +266,7 @@ def test_acknowledgements_that_the_engine_does_not_execute_as_a_run_follow_one_b
     client.send(*[standard(client, sequence) for sequence in (1, 2, 3, 4)])
     _, run, second, last, credit = client.take_commands()
     assert isinstance(run, AckRun) and (second, last) == (Ack("1:1", 2), Ack("1:1", 4))
-    assert credit == Credit("1:1", 3)
+    assert credit == Credit("1:1", 4), "the engine holds none of the four"
 
 
 def test_acknowledgements_of_a_consumer_that_has_ended_are_refused_one_by_one() -> None:
@@ -278,6 +287,63 @@ def test_delivered_messages_widen_the_window_until_they_are_acknowledged() -> No
     assert client.take_commands() == [AckRun("1:1", [Ack("1:1", 1), Ack("1:1", 2)], 2)]
     client.ack(STANDARD, 3, 3)
     assert client.take_commands() == [Ack("1:1", 3), Credit("1:1", 1)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_dispatch_is_known_while_messages_are_settled_and_come_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_SETTLED_MIN", 2)
+    random = Random(seed)
+    client = Client()
+    client.consume(1000)
+    (consumer,) = client.session._consumers.by_subscription.values()
+    held: list[int] = []
+    delivered: set[int] = set()
+    for _ in range(300):
+        choice = random.random()
+        if choice < 0.5 or not held:
+            new = [each for each in random.sample(range(1, 60), random.randint(1, 4)) if each not in held]
+            client.deliver(*new)
+            held += new
+        elif choice < 0.8:
+            sequence = random.choice(held)
+            consumer.remove(sequence)
+            held.remove(sequence)
+            delivered.discard(sequence)
+        elif choice < 0.9:
+            last = random.choice(held)
+            consumer.mark_delivered(last)
+            delivered.update(held[: held.index(last) + 1])
+        else:
+            consumer.mark_one_delivered(sequence := random.choice(held))
+            delivered.add(sequence)
+        assert list(consumer.held) == held and set(consumer.delivered) == delivered
+        assert len(consumer.order) <= 2 + 4 * 60 + 4
+        for first in (None, *held):
+            for last in held[::3]:
+                ack = MessageAck(
+                    first_message_id=None if first is None else message_id(first), last_message_id=message_id(last)
+                )
+                assert consumer.covered(ack) == held[held.index(first) if first else 0 : held.index(last) + 1]
+
+
+def test_reports_of_delivery_and_kept_ranges_take_no_time_for_what_else_is_held() -> None:
+    client = Client()
+    client.consume(WINDOW_MAX)
+    client.deliver(*range(1, 20_001))
+    client.control(BEGIN)
+    frames = []
+    for number in range(1, 1001):
+        frames.append(replace(standard(client, number), ack_type=DELIVERED))
+        last, before = message_id(20_000 - 2 * number), message_id(20_000 - 2 * number - 1)
+        kept = replace(standard(client, 1), first_message_id=before, last_message_id=last, message_count=2)
+        frames.append(replace(kept, transaction_id=client.transaction()))
+    began = process_time()
+    client.send(*frames)
+    # Walks through all that is held would take ten times as long.
+    assert process_time() - began < 0.5
+    assert len(client.session._consumers.by_subscription["1:1"].kept) == 2000
 
 
 def test_prefetch_is_limited() -> None:
@@ -338,7 +404,7 @@ def test_run_that_the_engine_does_not_execute_follows_as_single_commands() -> No
     client.ack(STANDARD, 1, 3, 3)
     run, first, credit = client.take_commands()
     assert isinstance(run, AckRun) and first == Ack("1:1", 1)
-    assert credit == Credit("1:1", 1), "only the first is acknowledged"
+    assert credit == Credit("1:1", 2), "the engine does not hold the second, and the third stays"
 
 
 @pytest.mark.parametrize("kind", [DELIVERED, STANDARD, POISON, REDELIVERED, EXPIRED])
@@ -387,6 +453,18 @@ def test_expired_messages_fail_without_rejection() -> None:
     assert isinstance(nack, Nack) and (nack.sequence, nack.is_rejected) == (1, False)
 
 
+@pytest.mark.parametrize("kind", [POISON, EXPIRED])
+def test_message_that_comes_again_before_its_rejection_returns_is_held(kind: int) -> None:
+    client = consuming(5, 1)
+    commands = client.session.receive(encode_frame(replace(standard(client, 1), ack_type=kind)))
+    assert isinstance(next(commands), Nack)
+    # The slice of this connection is over, and a turn dispatches the message to the same consumer.
+    client.deliver(1, redelivery_count=1)
+    list(commands)
+    client.ack(STANDARD, 1, 1)
+    assert Ack("1:1", 1) in client.take_commands()
+
+
 def test_redelivered_changes_nothing() -> None:
     client = consuming(5, 1, 2)
     client.ack(REDELIVERED, 1, 2, 2)
@@ -415,6 +493,17 @@ def test_acknowledgements_wait_for_commit_and_their_messages_stay() -> None:
     assert client.take_answers() == [Response(correlation_id=8)]
     client.ack(STANDARD, 3, 3)
     assert client.take_commands() == [Ack("1:1", 3), Credit("1:1", 1)]
+
+
+@pytest.mark.parametrize("kind", [STANDARD, INDIVIDUAL, POISON])
+def test_kept_message_that_is_settled_outside_its_transaction_is_not_committed(kind: int) -> None:
+    client = consuming(3, 1, 2)
+    client.control(BEGIN)
+    client.ack(STANDARD, 1, 2, 2, transaction=1)
+    client.ack(kind, 1, 1)
+    client.take_commands()
+    client.control(COMMIT_ONE_PHASE)
+    assert client.take_commands()[0] == Commit("1", acks=[Ack("1:1", 2)])
 
 
 def test_begin_of_an_open_transaction_does_nothing() -> None:
@@ -542,11 +631,15 @@ def test_end_of_a_consumer_is_not_refused_with_its_transaction(
     assert client.take_answers() == [Response(correlation_id=7)]
 
 
-def commit_is_refused(client: Client) -> bool:
+def begin(client: Client, command_id: int) -> TransactionInfo:
+    return TransactionInfo(command_id, False, ConnectionId(client.connection), client.transaction(), BEGIN)
+
+
+def commit_is_refused(client: Client, command_id: int = 8) -> bool:
     """Commit transaction 1, and return whether that is refused and the transaction aborted."""
     client.take_commands()
     client.take_answers()
-    client.control(COMMIT_ONE_PHASE)
+    client.send(replace(begin(client, command_id), response_required=True, operation=COMMIT_ONE_PHASE))
     commands = [command for command in client.take_commands() if not isinstance(command, Credit)]
     found = refusals(client.take_answers())
     if not found:
@@ -592,6 +685,72 @@ def test_repeated_transaction_without_acknowledgements_is_rolled_back_if_its_ses
     if is_acknowledging:
         client.ack(STANDARD, 1, 1, transaction=1)
     assert commit_is_refused(client) == (session == 1 and not is_acknowledging)
+
+
+OF_FIRST = ProducerId(CONNECTION, 1, 1)
+OF_SECOND = ProducerId(CONNECTION, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("commit_id", "frames"),
+    [
+        (12, lambda client: [begin(client, 10), message_in_transaction(client, 1, 11)]),
+        (13, lambda client: [begin(client, 10), *(message_in_transaction(client, 1, each) for each in (11, 12))]),
+        # A producer that has ended is repeated before, and its end behind, with another id.
+        (14, lambda client: [
+            ProducerInfo(9, True, OF_FIRST, QUEUE), ProducerInfo(12, True, OF_SECOND, QUEUE), begin(client, 10),
+            message_in_transaction(client, 1, 11), message_in_transaction(client, 1, 13, producer=2)]),
+        (14, lambda client: [
+            ProducerInfo(11, True, OF_FIRST, QUEUE), begin(client, 10), message_in_transaction(client, 1, 12),
+            RemoveInfo(0, False, OF_FIRST)]),
+        (13, lambda client: [
+            ProducerInfo(9, True, OF_FIRST, QUEUE), begin(client, 10), message_in_transaction(client, 1, 11),
+            RemoveInfo(0, False, OF_FIRST)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("missing", [0, 1])
+def test_repeated_transaction_whose_command_ids_leave_no_room_for_acknowledgements_is_committed(
+    commit_id: int, frames: Callable[[Client], list[Structure]], missing: int
+) -> None:
+    # C26.15
+    client = Client(is_reconnect=True)
+    client.consume(0)
+    client.send(*frames(client))
+    client.send(ConsumerControl(0, False, QUEUE, consumer_id=client.consumer_id(), prefetch=2))
+    assert commit_is_refused(client, commit_id + missing) == (missing == 1)
+
+
+def test_producers_of_a_session_that_has_ended_take_no_memory_of_a_recovery() -> None:
+    client = Client(is_reconnect=True)
+    client.send(*(ProducerInfo(11, True, ProducerId(CONNECTION, 1, each), QUEUE) for each in (1, 2, 3)))
+    client.send(RemoveInfo(12, False, SessionId(CONNECTION, 1)), RemoveInfo(12, False, ProducerId(CONNECTION, 1, 2)))
+    assert list(client.session._recovery._producers) == [ProducerId(CONNECTION, 1, 3)]
+
+
+@pytest.mark.parametrize("has_acknowledged", [False, True])
+def test_transaction_after_the_first_commit_of_a_client_that_connects_again_is_its_own(has_acknowledged: bool) -> None:
+    # C26.15: without consumers to repeat, no ConsumerControl comes.
+    client = Client(is_reconnect=True)
+    client.consume(10)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    if has_acknowledged:
+        client.deliver(1)
+        client.ack(STANDARD, 1, 1, transaction=1)
+    assert commit_is_refused(client) == (not has_acknowledged)
+    client.control(BEGIN)
+    client.send(message_in_transaction(client, 1))
+    assert not commit_is_refused(client)
+
+
+def test_client_that_has_committed_must_give_its_consumers_their_prefetch_back() -> None:
+    # C26.19
+    client = stalled()
+    client.control(BEGIN)
+    client.control(COMMIT_ONE_PHASE)
+    client.send(ALIVE)
+    with pytest.raises(RemoteProtocolError, match="connect again"):
+        client.send(ALIVE)
 
 
 def test_repeated_transaction_whose_session_only_browses_is_committed() -> None:
@@ -661,10 +820,10 @@ def test_client_that_has_given_its_consumers_their_prefetch_back_may_be_silent()
     client.send(*3 * [ALIVE])
 
 
-def message_in_transaction(client: Client, session: int) -> TextMessage:
-    producer_id = ProducerId(client.connection, 1, session)
+def message_in_transaction(client: Client, session: int, command_id: int = 7, *, producer: int = 1) -> TextMessage:
+    producer_id = ProducerId(client.connection, producer, session)
     return TextMessage(
-        7,
+        command_id,
         producer_id=producer_id,
         destination=QUEUE,
         transaction_id=client.transaction(),

@@ -32,6 +32,7 @@ from truenext.model.limits import (
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
 from truenext.model.message import OPENWIRE_FORM
 from truenext.wire.openwire import producers, transactions
+from truenext.wire.openwire.consumers import DELIVERED, INDIVIDUAL, REDELIVERED, STANDARD
 from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.refusals import exception_class
@@ -52,6 +53,7 @@ from truenext.wire.openwire.structures import (
     ExceptionResponse,
     KeepAliveInfo,
     LocalTransactionId,
+    MessageAck,
     MessageDispatch,
     MessageId,
     MessagePull,
@@ -245,13 +247,14 @@ def test_connection_control_may_come_before_the_login() -> None:
 
 OWN = ConnectionId(CONNECTION)
 TEMPORARY = TemporaryQueueName(f"{CONNECTION}:1")
+ADVISORIES = TopicName("ActiveMQ.Advisory.TempQueue")
 REQUESTS: list[WireCommand] = [
     SessionInfo(7, True, SessionId(CONNECTION, 1)),
     ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1)),
     ProducerInfo(7, True, ProducerId(CONNECTION, 1, 1), QUEUE),
     ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), destination=QUEUE, prefetch_size=3),
     ConsumerInfo(7, True, ConsumerId(CONNECTION, 1, 1), True, QUEUE),
-    ConsumerInfo(7, True, ConsumerId(CONNECTION, -1, 1), destination=TopicName("ActiveMQ.Advisory.TempQueue")),
+    ConsumerInfo(7, True, ConsumerId(CONNECTION, -1, 1), destination=ADVISORIES),
     DestinationInfo(7, True, OWN, TEMPORARY, 0),
     DestinationInfo(7, True, OWN, TEMPORARY, 1),
     TransactionInfo(7, True, OWN, LocalTransactionId(1, OWN), 0),
@@ -365,6 +368,39 @@ def test_transaction_of_a_message_with_a_group_that_is_too_long_cannot_be_commit
     assert isinstance(refused, InvalidFrame) and refused.transaction is not None
 
 
+def ack_of(client: Client, kind: int, sequence: int = 1, **options: Any) -> MessageAck:
+    named = message_id(sequence)
+    return MessageAck(9, False, QUEUE, None, client.consumer_id(**options), kind, named, named, 1)
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_each_frame_becomes_a_command_so_that_other_connections_are_served_in_between(is_ended: bool) -> None:
+    client = Client()
+    client.send(DestinationInfo(7, False, OWN, TEMPORARY, 0))
+    client.send(ConsumerInfo(7, False, ConsumerId(CONNECTION, -1, 1), destination=ADVISORIES))
+    client.consume(3)
+    client.consume(3, value=2, is_browser=True)
+    client.consume(3, value=3)
+    client.deliver(1, 2, 3)
+    client.deliver(1, subscription="1:2")
+    client.control(0)
+    if is_ended:
+        client.send(RemoveInfo(7, True, OWN))
+    frames = [
+        *REQUESTS[:2],
+        *REQUESTS[:2],
+        replace(ack_of(client, STANDARD, 3), transaction_id=client.transaction()),
+        *(ack_of(client, kind) for kind in (DELIVERED, REDELIVERED, INDIVIDUAL, INDIVIDUAL)),
+        *(ack_of(client, DELIVERED, value=value) for value in (2, 3)),
+        ack_of(client, DELIVERED, session=-1),
+        *REQUESTS[2:],
+        KeepAliveInfo(8, True),
+    ]
+    for frame in frames:
+        commands = list(client.session.receive(encode_frame(replace(frame, response_required=False))))
+        assert commands, frame
+
+
 @pytest.mark.parametrize("request_", REFUSED, ids=lambda each: type(each).__name__)
 def test_refused_request_is_answered_once_and_alone(request_: WireCommand) -> None:
     client = Client()
@@ -375,6 +411,13 @@ def test_refused_request_is_answered_once_and_alone(request_: WireCommand) -> No
     assert isinstance(refusal, ExceptionResponse) and refusal.correlation_id == 7
     assert isinstance(alive, KeepAliveInfo)
     assert [type(command) for command in client.take_commands()] == [InvalidFrame]
+
+
+def test_structure_that_is_no_command_is_refused_without_the_id_of_the_command_before() -> None:
+    client = Client()
+    client.send(SessionInfo(7, True, SessionId(CONNECTION, 1)), ConnectionId("x"))
+    answer, refusal = client.take_answers()
+    assert answer == Response(correlation_id=7) and isinstance(refusal, ConnectionErrorInfo)
 
 
 @pytest.mark.parametrize("request_", REFUSED, ids=lambda each: type(each).__name__)

@@ -35,6 +35,7 @@ from truenext.model.commands import (
     InvalidFrame,
     Nack,
     OpenProducer,
+    Pause,
     ReceiptRequest,
     Release,
     RemoveTemporary,
@@ -261,8 +262,8 @@ def _check_control_request(user: User, session: ConnectionState, request: Contro
 
 
 COMMAND_CHECKS: dict[type[Any], Check] = {
-    **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Started, Credit, Wake), check_nothing),
-    **dict.fromkeys((Begin, Abort, Release, Close), check_nothing),
+    **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Pause), check_nothing),
+    **dict.fromkeys((Started, Credit, Wake, Begin, Abort, Release, Close), check_nothing),
     Send: _check_send,
     OpenProducer: _check_open_producer,
     Subscribe: _check_subscribe,

@@ -307,6 +307,11 @@ class ReceiptRequest(msgspec.Struct, gc=False):
     """SEND or COMMIT with a number that requested the receipt. The receipt then says whether it was a repeat."""
 
 
+class Pause(msgspec.Struct, gc=False):
+    """Let the broker read the clock. A session yields this after a frame that becomes no other command: thousands of
+    such frames may come in one read, and other connections are served only between commands."""
+
+
 class ControlRequest(msgspec.Struct, gc=False):
     """Query or change of the broker, for example from an operator's command. The answer is a message to `reply_to`."""
 
@@ -353,6 +358,7 @@ Command = (
     | CreateTemporary
     | RemoveTemporary
     | ReceiptRequest
+    | Pause
     | ControlRequest
 )
 

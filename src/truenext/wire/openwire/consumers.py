@@ -11,6 +11,8 @@ was shown and has neither acknowledged nor reported as delivered.
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
@@ -22,6 +24,7 @@ from truenext.model.commands import (
     Command,
     Credit,
     Nack,
+    Pause,
     Subscribe,
 )
 from truenext.model.limits import CAUSE_BYTES_MAX, WINDOW_MAX
@@ -47,6 +50,8 @@ DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range
 PULL = "pull"
 """Correlation of a request that a client has made itself. It is told when the request ends."""
 _CONSUMER_PRIORITY_MIN = -127
+_SETTLED_MIN = 256
+"""Least number of settled messages that are removed from the order of dispatch at a time."""
 _LARGE_RETRY_MS = 60_000
 """Time until a message that is too large for its consumer's client is due again, if it cannot become a dead letter."""
 
@@ -55,7 +60,8 @@ class Consumer:
     """Consumer or browser."""
 
     __slots__ = (
-        "delivered_count",
+        "_reported",
+        "delivered",
         "destination",
         "encoder",
         "has_received",
@@ -63,6 +69,7 @@ class Consumer:
         "id",
         "is_browser",
         "kept",
+        "order",
         "prefetch",
         "requested",
         "subscription",
@@ -79,24 +86,40 @@ class Consumer:
         self.prefetch = _prefetch(info.prefetch_size)
         self.requested = 0
         """Number of messages that are requested and have not come."""
-        self.held: dict[int, bool] = {}
-        """Sequences of the messages that the consumer holds, in order of dispatch. True: the client has reported the
-        message as delivered."""
-        self.delivered_count = 0
-        """Number of held messages that the client has reported as delivered."""
+        self.held: dict[int, int] = {}
+        """Sequences of the messages that the consumer holds, in order of dispatch, with their places in `order`."""
+        self.order: list[int] = []
+        """Sequences in order of dispatch. Those of settled messages are removed later."""
+        self.delivered: dict[int, None] = {}
+        """Sequences of the held messages that the client has reported as delivered."""
+        self._reported = 0
+        """Place in `order` up to which all held messages are reported as delivered."""
         self.kept: dict[int, str] = {}
         """Transaction that has acknowledged a held message, by sequence."""
         self.has_received = False
         """True once a message was dispatched to the consumer."""
 
     def on_dispatched(self, count: int) -> None:
-        """Note that messages are dispatched, which the caller adds to `held`."""
+        """Note that messages are dispatched, which the caller adds to `held` and `order`."""
         self.requested -= count
         self.has_received |= count > 0
+        if len(self.order) > _SETTLED_MIN + 4 * len(self.held):
+            self._remove_settled()
+
+    def _remove_settled(self) -> None:
+        """Remove settled messages from `order`."""
+        self._reported = sum(place < self._reported for place in self.held.values())
+        self.order[:] = self.held
+        self.held.update(zip(self.order, range(len(self.order)), strict=True))
 
     def remove(self, sequence: int) -> None:
-        """Forget a message that is settled."""
-        self.delivered_count -= self.held.pop(sequence)
+        """Forget a message that is settled, or is just being settled: the broker may dispatch it again before it takes
+        the next command."""
+        del self.held[sequence]
+        if self.delivered:
+            self.delivered.pop(sequence, None)
+        if self.kept:
+            self.kept.pop(sequence, None)
 
     def holds(self, sequences: Iterable[int]) -> bool:
         """Return whether the consumer holds all these messages."""
@@ -104,26 +127,15 @@ class Consumer:
 
     def mark_delivered(self, last: int) -> None:
         """Mark a message and all dispatched before it as delivered."""
-        held = self.held
-        is_reached = False
-        marked = []
-        # Those that are not delivered are the last ones, or nearly.
-        remaining = len(held) - self.delivered_count
-        for sequence in reversed(held):
-            if not remaining:
-                break
-            is_reached = is_reached or sequence == last
-            if not held[sequence]:
-                remaining -= 1
-                if is_reached:
-                    marked.append(sequence)
-        for sequence in marked:
-            held[sequence] = True
-        self.delivered_count += len(marked)
+        end = self.held[last] + 1
+        for place in range(self._reported, end):
+            sequence = self.order[place]
+            if self.held.get(sequence) == place:
+                self.delivered[sequence] = None
+        self._reported = max(self._reported, end)
 
     def mark_one_delivered(self, sequence: int) -> None:
-        self.delivered_count += not self.held[sequence]
-        self.held[sequence] = True
+        self.delivered[sequence] = None
 
     def covered(self, ack: MessageAck) -> list[int]:
         """Return the held messages that a range covers, in order of dispatch; empty if it matches nothing."""
@@ -133,22 +145,17 @@ class Consumer:
             return []
         if first == last:
             return [last]
-        covered: list[int] = []
-        is_inside = first is None
-        for sequence in held:
-            is_inside = is_inside or sequence == first
-            if is_inside:
-                covered.append(sequence)
-            if sequence == last:
-                break
-        return covered
+        if first is None:
+            return [*takewhile(last.__ne__, held), last]
+        places = range(held[first], held[last] + 1)
+        return [sequence for place in places if held.get(sequence := self.order[place]) == place]
 
     @property
     def lacking(self) -> int:
         """Number of messages to request."""
         # No client requests messages for a browser.
         prefetch = self.prefetch or int(self.is_browser)
-        lacking = prefetch + self.delivered_count - len(self.held) - self.requested
+        lacking = prefetch + len(self.delivered) - len(self.held) - self.requested
         if self.is_browser and 2 * lacking < prefetch:
             # Each request may read a page, and a client that has taken all has reported more than half.
             return 0
@@ -175,6 +182,10 @@ class Consumers:
 
     def of_session(self, session_id: int) -> list[Consumer]:
         return [each for each in self.by_subscription.values() if each.id.session_id == session_id]
+
+    def are_in(self, sessions: AbstractSet[int]) -> bool:
+        """Return whether one of these sessions has a consumer that is no browser."""
+        return any(each.id.session_id in sessions and not each.is_browser for each in self.by_subscription.values())
 
     def add(self, info: ConsumerInfo) -> Iterator[Command]:
         """Make a consumer or browser. Nothing happens if there is one with this id.
@@ -296,14 +307,7 @@ class Consumers:
         last = _sequence(ack.last_message_id)
         if last not in browser.held:
             return
-        settled = []
-        if ack.ack_type == INDIVIDUAL:
-            settled.append(last)
-        else:
-            for sequence in browser.held:
-                settled.append(sequence)
-                if sequence == last:
-                    break
+        settled = [last] if ack.ack_type == INDIVIDUAL else [*takewhile(last.__ne__, browser.held), last]
         for sequence in settled:
             browser.remove(sequence)
         self._changed[browser] = None
@@ -320,12 +324,15 @@ class Consumers:
         if kind == INDIVIDUAL:
             sequence = _sequence(ack.last_message_id)
             if sequence in consumer.held:
-                yield Ack(consumer.subscription, sequence)
                 consumer.remove(sequence)
+                yield Ack(consumer.subscription, sequence)
+            else:
+                yield Pause()
             return
         covered = self.require_covered(ack, consumer)
         if kind == DELIVERED:
             consumer.mark_delivered(covered[-1])
+            yield Pause()
         elif kind == STANDARD:
             if len(covered) != ack.message_count:
                 raise _unmatched(ack, f"it covers {len(covered)} messages, and says {ack.message_count}")
@@ -333,14 +340,16 @@ class Consumers:
         elif kind == POISON:
             cause = _cause(ack.poison_cause)
             for sequence in covered:
-                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
                 consumer.remove(sequence)
+                yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
         elif kind == EXPIRED:
             for sequence in covered:
+                consumer.remove(sequence)
                 # If the message has expired by the broker's clock, too, the queue's policy says what happens to it.
                 yield Nack(consumer.subscription, sequence, cause="expired at the client")
-                consumer.remove(sequence)
-        elif kind != REDELIVERED:
+        elif kind == REDELIVERED:
+            yield Pause()
+        else:
             raise not_supported(f"acknowledgements of type {kind}", "they are for networks of brokers")
 
     def acknowledge_run(self, sequences: list[int], consumer: Consumer) -> AckRun:
@@ -351,16 +360,16 @@ class Consumers:
 
     def _acknowledge(self, consumer: Consumer, covered: list[int]) -> Iterator[Command]:
         if len(covered) == 1:
-            yield Ack(consumer.subscription, covered[0])
             consumer.remove(covered[0])
+            yield Ack(consumer.subscription, covered[0])
             return
         run = self.acknowledge_run(covered, consumer)
         yield run
         for sequence in covered[: run.executed]:
             consumer.remove(sequence)
         for number in range(run.executed, len(run)):
-            yield run[number]
             consumer.remove(covered[number])
+            yield run[number]
 
     @staticmethod
     def require_covered(ack: MessageAck, consumer: Consumer) -> list[int]:

@@ -50,14 +50,15 @@ class OpenWireReplies:
     ) -> None:
         consumer = self._consumers.by_subscription[subscription]
         encode = consumer.encoder.encode
-        held, bytes_max = consumer.held, self.frame_bytes_max
+        held, order, bytes_max = consumer.held, consumer.order, self.frame_bytes_max
         self._advisories.announce_reply_to(deliveries)
         consumer.on_dispatched(len(deliveries))
         for delivery in deliveries:
             message = delivery.message
             assert message is not None, "what was just dispatched is in memory"
             sequence = delivery.sequence
-            held[sequence] = False
+            held[sequence] = len(order)
+            order.append(sequence)
             frame = encode(
                 message,
                 sequence,

@@ -3,6 +3,7 @@
 It makes commands from what a JMS client sends, and the client's frames from messages and answers (replies.py).
 
     consumers.py       consumers and browsers, acknowledgements, requests for messages
+    recovery.py        what a client repeats that has connected again
     transactions.py    local transactions, and what they keep
     producers.py       messages
     advisories.py      temporary destinations of other connections
@@ -23,6 +24,7 @@ from truenext.model.commands import (
     ForgetProducers,
     InvalidFrame,
     Login,
+    Pause,
     ReceiptRequest,
     RemoveTemporary,
     Send,
@@ -45,6 +47,7 @@ from truenext.wire.openwire.deliveries import (
 from truenext.wire.openwire.fields import encode_frame
 from truenext.wire.openwire.handshake import INITIAL_DELAY_MS, encode_wire_format_info, negotiate
 from truenext.wire.openwire.producers import Producers
+from truenext.wire.openwire.recovery import Recovery
 from truenext.wire.openwire.refusals import ENDED, ENDED_CLASS, foreign_id, not_supported
 from truenext.wire.openwire.replies import OpenWireReplies
 from truenext.wire.openwire.structures import (
@@ -96,8 +99,6 @@ OPENWIRE_RULES = ProtocolRules(
 )
 _BEATS = 3
 """Number of heart-beats in the time after which a side is taken for lost."""
-_STALLED_BEATS = 2
-"""Number of keep-alives after which a client that has connected again has forgotten its consumers' prefetch."""
 
 
 class OpenWireSession:
@@ -122,7 +123,8 @@ class OpenWireSession:
         self.outgoing = bytearray()
         self._detector: ProtocolDetector | None = detector_of_openwire_port()
         self._consumers = Consumers(identity)
-        self._transactions = Transactions(self._consumers)
+        self._recovery = Recovery()
+        self._transactions = Transactions(self._consumers, self._recovery)
         self._producers = Producers()
         self._advisories = Advisories(identity, board or AdvisoryBoard(), self.outgoing)
         self.replies = OpenWireReplies(self._consumers, self._advisories)
@@ -134,10 +136,6 @@ class OpenWireSession:
         self._connection_id = ""
         self._is_refused = False
         """True if the last command was refused."""
-        self._has_stalled_consumers = False
-        """True as long as the client has repeated its consumers with prefetch 0, and not given it back."""
-        self._stalled_beats = 0
-        """Number of keep-alives meanwhile."""
         self._has_ended = False
         """True once the client has ended the connection by a command. Then only a ShutdownInfo may come."""
 
@@ -181,6 +179,7 @@ class OpenWireSession:
                     continue
                 if self._has_ended and not isinstance(structure, ShutdownInfo | KeepAliveInfo):
                     self._refuse_after_end(structure)
+                    yield Pause()
                     continue
                 self._is_refused = False
                 try:
@@ -196,7 +195,7 @@ class OpenWireSession:
                     else:
                         yield from self._execute(structure)
                 except RemoteProtocolError as error:
-                    if not self._connection_id or self._stalled_beats >= _STALLED_BEATS:
+                    if not self._connection_id or self._recovery.has_failed:
                         raise
                     yield from self._refuse(structure, error)
             self.last_receipt = None
@@ -213,8 +212,9 @@ class OpenWireSession:
         return 0
 
     def _execute(self, structure: Structure) -> Iterator[Command]:
-        if isinstance(structure, WireCommand):
-            self.last_receipt = str(structure.command_id) if structure.response_required else None
+        self.last_receipt = None
+        if isinstance(structure, WireCommand) and structure.response_required:
+            self.last_receipt = str(structure.command_id)
         if not self._connection_id:
             yield from self._open(structure)
             return
@@ -241,8 +241,8 @@ class OpenWireSession:
             self.last_receipt = None
             if isinstance(structure, TransactionInfo):
                 yield from self._transactions.abort_refused(structure)
-        elif self.last_receipt is not None:
-            yield ReceiptRequest(self.last_receipt)
+        else:
+            yield Pause() if self.last_receipt is None else ReceiptRequest(self.last_receipt)
 
     def _send_run(self, run: ProducedRun) -> Iterator[Command]:
         """Send messages at once, or one by one as far as the engine does not accept the run."""
@@ -263,7 +263,7 @@ class OpenWireSession:
             yield command
             executed = command.executed
         elif target is not None and name is not None:
-            self._transactions.note_message(name, run.producer_id.session_id)
+            self._recovery.note_messages(name, run.producer_id, len(run.messages))
             for message in run.messages:
                 self._is_refused = False
                 yield Send(target, message, name)
@@ -312,7 +312,7 @@ class OpenWireSession:
         if produced.transaction_id is not None:
             name = self._transactions.name_of(produced.transaction_id)
             if name is not None:
-                self._transactions.note_message(name, produced.producer_id.session_id)
+                self._recovery.note_messages(name, produced.producer_id)
         send = self._producers.send(produced, name)
         yield send
         if self._is_refused:
@@ -324,21 +324,22 @@ class OpenWireSession:
     def _acknowledge(self, ack: MessageAck) -> Iterator[Command]:
         consumer = self._consumers.find(ack.consumer_id)
         if consumer is None:
-            if self._advisories.is_consumer(ack.consumer_id):
-                return
-            raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
-        if consumer.is_browser:
+            if not self._advisories.is_consumer(ack.consumer_id):
+                raise RemoteProtocolError("acknowledgement of a consumer that is not there", Code.NOT_FOUND)
+        elif consumer.is_browser:
             self._consumers.settle_shown(ack, consumer)
-            return
-        name = self._transactions.name_of(ack.transaction_id)
-        if name is not None and ack.ack_type:
-            self._transactions.keep(ack, name, consumer)
-        elif consumer.has_received:
-            # Otherwise the client acknowledges what an earlier connection has got.
-            for command in self._consumers.acknowledge(ack, consumer):
-                yield command
-                if self._is_refused:
-                    return
+        else:
+            name = self._transactions.name_of(ack.transaction_id)
+            if name is not None and ack.ack_type:
+                self._transactions.keep(ack, name, consumer)
+            elif consumer.has_received:
+                # Otherwise the client acknowledges what an earlier connection has got.
+                for command in self._consumers.acknowledge(ack, consumer):
+                    yield command
+                    if self._is_refused:
+                        return
+                return
+        yield Pause()
 
     def _refuse(
         self, structure: Structure | ProducedMessage | RefusedMessage, error: RemoteProtocolError
@@ -412,7 +413,8 @@ class OpenWireSession:
         self.client_id = (info.client_id or "")[:NAME_LENGTH_MAX]
         self._connection_id = self._transactions.connection_id = connection_id
         self._producers.numbers_sends = info.is_fault_tolerant
-        self._transactions.is_recovering = info.is_failover_reconnect
+        if info.is_failover_reconnect:
+            self._recovery.begin()
         return Login(
             user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
         )
@@ -439,11 +441,7 @@ class OpenWireSession:
         if info.response_required:
             self.last_receipt = None
             self.outgoing += KEEP_ALIVE
-        if self._has_stalled_consumers:
-            self._stalled_beats += 1
-            if self._stalled_beats >= _STALLED_BEATS:
-                # Threads of the client can disagree on whether it recovers, if it has lost two connections in a row.
-                raise RemoteProtocolError("the client has not given its consumers their prefetch back: connect again")
+        self._recovery.note_keep_alive()
 
     def _add_session(self, info: SessionInfo) -> Iterator[Command]:
         yield from ()
@@ -452,20 +450,20 @@ class OpenWireSession:
     def _add_producer(self, info: ProducerInfo) -> Iterator[Command]:
         self._check_owner(info.producer_id, "producer")
         yield from self._producers.add(info)
+        assert info.producer_id is not None, "its owner is known"
+        self._recovery.note_producer(info.producer_id, info.command_id)
 
     def _add_consumer(self, info: ConsumerInfo) -> Iterator[Command]:
         self._check_owner(info.consumer_id, "consumer")
         if are_advisories(info.destination):
             assert info.consumer_id is not None, "its owner is known"
             self._advisories.add(info.consumer_id)
-            # Its prefetch is never 0 otherwise; that of other consumers may be.
-            self._has_stalled_consumers = self._transactions.is_recovering and not info.prefetch_size
+            self._recovery.note_advisory_consumer(info.prefetch_size)
         else:
             yield from self._consumers.add(info)
 
     def _control_consumer(self, control: ConsumerControl) -> Iterator[Command]:
-        # A client that has repeated all its commands gives its consumers their prefetch back.
-        self._transactions.is_recovering = self._has_stalled_consumers = False
+        self._recovery.note_prefetch()
         self._check_owner(control.consumer_id, "consumer")
         yield from self._consumers.control(control)
 
@@ -502,8 +500,10 @@ class OpenWireSession:
             if consumer is not None:
                 yield from self._consumers.close([consumer], last)
         elif isinstance(removed, ProducerId):
+            self._recovery.note_end_of_producer(removed)
             yield from _forget(self._producers.remove(removed))
         elif isinstance(removed, SessionId):
+            self._recovery.note_end_of_session(removed.value)
             yield from self._consumers.close(self._consumers.of_session(removed.value), last)
             yield from _forget(self._producers.remove_all(removed.value))
         else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Abort, Ack, Begin, Command, Commit
 from truenext.wire.openwire.consumers import INDIVIDUAL, STANDARD, Consumer, Consumers
+from truenext.wire.openwire.recovery import Recovery
 from truenext.wire.openwire.refusals import foreign_id, xa_refusal
 from truenext.wire.openwire.structures import (
     LocalTransactionId,
@@ -19,8 +20,9 @@ BEGIN, PREPARE, COMMIT_ONE_PHASE, COMMIT_TWO_PHASE, ROLLBACK, RECOVER, FORGET, E
 
 
 class Transactions:
-    def __init__(self, consumers: Consumers) -> None:
+    def __init__(self, consumers: Consumers, recovery: Recovery) -> None:
         self._consumers = consumers
+        self._recovery = recovery
         self.connection_id = ""
         """Id of the connection. Ids of transactions contain it."""
         self._open: dict[str, dict[Consumer, None]] = {}
@@ -29,11 +31,6 @@ class Transactions:
         """Open transactions with an acknowledgement that matches nothing that its consumer holds."""
         self._doomed: set[str] = set()
         """Open transactions of which a command was refused."""
-        self.is_recovering = False
-        """True while the client repeats what it has begun on an earlier connection."""
-        self._repeated: dict[str, set[int]] = {}
-        """Open transactions that the client has repeated and that acknowledge nothing, with the sessions from which
-        their messages came."""
 
     def name_of(self, transaction_id: TransactionId | None) -> str | None:
         """Return the name of the transaction in which a command is; None if it is in none.
@@ -64,17 +61,18 @@ class Transactions:
                 # A lost connection counts an attempt for what an ended consumer has left to the transaction.
                 yield Begin(name)
                 self._open[name] = {}
-                if self.is_recovering:
-                    self._repeated[name] = set()
+                self._recovery.note_begin(name, info.command_id)
         elif info.operation == COMMIT_ONE_PHASE:
-            yield from self._commit(name)
+            self._recovery.note_commit()
+            yield from self._commit(name, info.command_id)
         elif name in self._open:
             yield Abort(name, counts_all=False)
             self._forget(name)
 
-    def _commit(self, name: str) -> Iterator[Command]:
+    def _commit(self, name: str, command_id: int) -> Iterator[Command]:
         kept = self._kept(name)
-        if name in self._unmatched or self._has_lost_acknowledgements(name):
+        doubtful = self._recovery.doubtful_sessions(name, command_id)
+        if name in self._unmatched or (doubtful and self._consumers.are_in(doubtful)):
             raise RemoteProtocolError(
                 f"transaction {name} is rolled back: what it acknowledges was delivered to an earlier connection",
                 Code.ROLLED_BACK,
@@ -84,12 +82,6 @@ class Transactions:
             consumer.remove(sequence)
         self._forget(name)
 
-    def note_message(self, name: str, session_id: int) -> None:
-        """Note that a message of a session is sent in a transaction."""
-        sessions = self._repeated.get(name)
-        if sessions is not None:
-            sessions.add(session_id)
-
     def note_refusal(self, name: str) -> None:
         """Note that a command of a transaction was refused: nothing is kept for it any more."""
         touched = self._open.get(name)
@@ -97,13 +89,6 @@ class Transactions:
             self._doomed.add(name)
             for consumer in touched:
                 _stop_keeping(consumer, name)
-
-    def _has_lost_acknowledgements(self, name: str) -> bool:
-        """Return whether a transaction without acknowledgements may have had some on an earlier connection. The client
-        repeats BEGIN and messages, not acknowledgements, and may send COMMIT before it notices."""
-        sessions = self._repeated.get(name, ())
-        consumers = self._consumers.by_subscription.values()
-        return any(each.id.session_id in sessions and not each.is_browser for each in consumers)
 
     def abort_refused(self, info: TransactionInfo) -> Iterator[Command]:
         """Abort a transaction whose COMMIT was refused: the client takes it for rolled back, and does not say so."""
@@ -144,7 +129,7 @@ class Transactions:
                 f"transaction {name} acknowledges a message that another open transaction has acknowledged",
                 Code.NOT_HELD,
             )
-        self._repeated.pop(name, None)
+        self._recovery.forget(name)
         touched[consumer] = None
         for sequence in covered:
             if name not in self._doomed:
@@ -165,7 +150,7 @@ class Transactions:
         """Forget an ended transaction. What it has kept stays with the consumers."""
         self._unmatched.discard(name)
         self._doomed.discard(name)
-        self._repeated.pop(name, None)
+        self._recovery.forget(name)
         for consumer in self._open.pop(name, ()):
             _stop_keeping(consumer, name)
             self._consumers.on_changed(consumer)
