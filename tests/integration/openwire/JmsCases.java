@@ -917,7 +917,7 @@ public class JmsCases {
         try {
             transacted.commit();
             say("committed");
-        } catch (TransactionRolledBackException error) {
+        } catch (ResourceAllocationException error) {
             say(error.getMessage().contains("disk"));
         }
         Thread only = new Thread(() -> {
