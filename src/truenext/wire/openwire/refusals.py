@@ -20,7 +20,7 @@ _CAUSES = (
     *(Code.FORBIDDEN, Code.NO_SPACE, Code.LIMIT, Code.DESTINATION, Code.SELECTOR),
     *(Code.NOT_SUPPORTED, Code.COMMAND, Code.HEADER, Code.MALFORMED_FRAME),
 )
-"""Refusals in a transaction whose class its COMMIT reports, too: no repeat of the transaction helps, as it does after a
+"""Refusals in a transaction whose class its COMMIT reports, too: a repeat at once does not help, as it does after a
 TransactionRolledBackException."""
 ENDED_CLASS = f"{_JMS}IllegalStateException"
 ENDED = "the client has ended this connection; make a new one"
