@@ -277,6 +277,23 @@ def test_properties_that_are_no_map_are_none(data: bytes) -> None:
     assert dispatched(message).marshalled_properties == data
 
 
+@pytest.mark.parametrize("character", ["a", "\0", "\n", "\u4e2d", "\U0001f600"])
+def test_header_lines_of_long_jms_headers_are_no_longer_than_those_of_a_send(character: str) -> None:
+    """A client of truenext would not take the frame, nor any later one of the queue."""
+    size = 60_000 // len(encode_modified_utf8(character))
+    for length in (size, HEADER_BYTES_MAX // 16):
+        text = character * min(size, length)
+        message = sent(
+            correlation_id=text,
+            reply_to=QueueName(text),
+            jms_type=text,
+            marshalled_properties=properties(**{f"p{number}": text_value("a" * 1000) for number in range(50)}),
+        )
+        assert len(header_lines(message)) <= HEADER_BYTES_MAX
+        found = lines(message)
+        assert ("correlation-id" in found) == ("type" in found) == (len(text) <= HEADER_BYTES_MAX // 16)
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
