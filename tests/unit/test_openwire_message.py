@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.openwire_examples import PROPERTIES, produced, unhurried
+from truenext.model.forms import comparison_ns
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import (
     BODY_BYTES_MAX,
@@ -23,7 +24,6 @@ from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map
 from truenext.model.message import OPENWIRE_FORM, SentMessage, with_due, with_ttl
 from truenext.model.openwire_message import (
     closes_group,
-    compared_bytes,
     destination_as_sent,
     group_of_message,
     header_lines,
@@ -617,8 +617,17 @@ def test_selector_converts_the_headers_of_stomp(selector: str, matches: bool) ->
 
 def test_selectors_read_all_of_a_message_but_its_content() -> None:
     small, large = sent(content=counted(b"")), sent(content=counted(bytes(5000)))
-    assert compared_bytes(small) == compared_bytes(large)
-    assert compared_bytes(stomp(a="b")) == len(stomp(a="b").header)
+    assert comparison_ns(small, 1, 2) == comparison_ns(large, 1, 2)
+    assert comparison_ns(stomp(a="b"), 1, 2) == 1 + 2 * len(stomp(a="b").header)
+
+
+def test_cost_of_selectors_has_the_time_to_read_once_for_each_and_the_search_for_all_bytes() -> None:
+    message = sent(marshalled_properties=properties(a=text_value("b" * 1000), c=text_value("d")))
+    read_once, searched = comparison_ns(message, 0, 0), comparison_ns(message, 0, 1, 0)
+    assert 30_000 < read_once < 40_000 and 1_000 < searched < 1_200
+    assert comparison_ns(message, 5, 7, 3) == 5 + 3 * read_once + 7 * searched
+    other = sent(marshalled_properties=properties(a=text_value("b" * 1000)))
+    assert comparison_ns(message, 0, 0) > comparison_ns(other, 0, 0)
 
 
 def test_body_is_split_into_what_it_was_joined_of() -> None:

@@ -125,10 +125,10 @@ _MAP_AT = 9
 """Bytes before the entries of the properties: presence, length and count."""
 _ENTRY_BYTES_MIN = 3
 """Bytes of an entry of a map: length of the name, and tag."""
-_LINES_NS = 30_000
+_READING_NS = 30_000
 _PROPERTY_NS = 800
-"""Model of the time that selectors take for a message, in nanoseconds, which they take for as many bytes of header
-lines: for the lines that are no properties, and for each property."""
+"""Model of the time that a selector takes to read a message, in nanoseconds: for what is no property, and for each
+property."""
 
 QUEUE, TOPIC, TEMPORARY_QUEUE, TEMPORARY_TOPIC = range(100, 104)
 """Type numbers of destinations."""
@@ -666,18 +666,16 @@ def _typed_properties(message: SentMessage, names: Mapping[bytes, str]) -> dict[
     return values if at <= len(body) else {}
 
 
-def compared_bytes(message: SentMessage) -> int:
-    """Return how many bytes of header lines a selector would search at most in the time that it takes for a message of
-    either form."""
-    if message.form != OPENWIRE_FORM:
-        return len(message.header)
+def reading_ns(message: SentMessage, byte_ns: int, selectors: int) -> int:
+    """Return how many nanoseconds so many selectors take at most for a message in OpenWire form, apart from what they
+    take for any message and for its `header`. `byte_ns` is what all together take for each byte that they search."""
     *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
-    size: int = _LINES_NS + len(message.header) + len(message.body) - (content_end - content_at)
+    searched: int = len(message.body) - (content_end - content_at)
+    properties = 0
     at = content_end + _MAP_AT
     if len(message.body) >= at:
-        count: int = _INT.unpack_from(message.body, at - _INT.size)[0]
-        size += _PROPERTY_NS * max(0, min(count, MAP_VALUES_MAX))
-    return size
+        properties = max(0, min(_INT.unpack_from(message.body, at - _INT.size)[0], MAP_VALUES_MAX))
+    return selectors * (_READING_NS + _PROPERTY_NS * properties) + byte_ns * searched
 
 
 # ---- As OpenWire ----
