@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.property.broker_without_threads import BrokerWithoutThreads, VirtualSocket
 from tests.unit.openwire_client import CONNECTION, QUEUE, Client, message_id
@@ -18,8 +19,9 @@ from tests.unit.openwire_examples import MESSAGE_CLASSES
 from truenext.errors import RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
 from truenext.model.commands import AckRun, Command, Credit, SendRun
-from truenext.model.limits import OPENWIRE_FRAME_BYTES_MAX
+from truenext.model.limits import LOGIN_BYTES_MAX, OPENWIRE_FRAME_BYTES_MAX
 from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map, text_value
+from truenext.model.url import WireProtocol
 from truenext.wire.openwire.fields import decode_structure, encode_frame
 from truenext.wire.openwire.handshake import encode_wire_format_info
 from truenext.wire.openwire.structures import (
@@ -34,6 +36,7 @@ from truenext.wire.openwire.structures import (
     ControlCommand,
     DestinationInfo,
     FlushCommand,
+    JmsMessage,
     KeepAliveInfo,
     LocalTransactionId,
     MessageAck,
@@ -51,6 +54,7 @@ from truenext.wire.openwire.structures import (
     Structure,
     TemporaryQueueName,
     Throwable,
+    TopicName,
     TransactionInfo,
 )
 
@@ -362,3 +366,80 @@ def test_hostile_bytes_disturb_neither_the_broker_nor_another_client(
     sock.has_ended = True
     brokers.broker.read(sock)
     brokers.check()
+
+
+# ---- Texts that are hard to write again ----
+
+LONG = 65_535
+HARD_BYTES = {
+    "NULs of one byte": b"\0",
+    "NULs of two bytes": b"\xc0\x80",
+    "halves of pairs": b"\xed\xa0\x80",
+    "pairs": b"\xed\xa0\xbd\xed\xb8\x80",
+    "characters of three bytes": b"\xe4\xb8\xad",
+}
+"""Characters in modified UTF-8 that take more, or other, bytes in another encoding."""
+IN_QUEUE = replace(_message(40, MESSAGE_CLASSES[5]), transaction_id=None, destination=QueueName("texts"))
+HARD_SAMPLES: list[Structure] = [
+    *[each for each in SAMPLES if not isinstance(each, JmsMessage)],
+    IN_QUEUE,
+    # Decoded by its table.
+    replace(IN_QUEUE, is_droppable=True),
+    ConsumerInfo(41, True, ConsumerId(CONNECTION, 1, 3), destination=TopicName("ActiveMQ.Advisory.TempQueue")),
+]
+
+
+def with_each_text(value: Structure, text: str) -> list[Structure]:
+    """Return copies of a structure, each with this text in place of one string, in structures inside it too."""
+    copies: list[Structure] = []
+    for name in value.__struct_fields__:
+        field = getattr(value, name)
+        if isinstance(field, str):
+            copies.append(replace(value, **{name: text}))
+        elif isinstance(field, Structure):
+            copies += [replace(value, **{name: each}) for each in with_each_text(field, text)]
+    return copies
+
+
+@pytest.mark.parametrize("character", HARD_BYTES.values(), ids=HARD_BYTES)
+def test_long_texts_that_are_hard_to_write_disturb_neither_the_broker_nor_another_client(
+    brokers: Brokers, character: bytes
+) -> None:
+    """The broker ended when it wrote a text again whose NULs came as one byte each."""
+    readers = [brokers.log_in("ID:reader-1-1:1"), brokers.broker.connect(WireProtocol.STOMP)]
+    advisories = TopicName("ActiveMQ.Advisory.TempQueue,ActiveMQ.Advisory.TempTopic")
+    reader_ids = [ConsumerId("ID:reader-1-1:1", 1, number) for number in range(2)]
+    brokers.write(
+        readers[0],
+        encode_frame(ConsumerInfo(2, True, reader_ids[0], destination=advisories, prefetch_size=100))
+        + encode_frame(
+            ConsumerInfo(3, True, reader_ids[1], True, QueueName("texts"), prefetch_size=100, selector="JMSType <> ''")
+        ),
+    )
+    brokers.write(
+        readers[1],
+        b"CONNECT\naccept-version:1.1\nhost:x\n\n\0SUBSCRIBE\nid:1\ndestination:/queue/texts\nselector:a IS NULL\n\n\0",
+    )
+    for length in (LONG, 200):
+        text = "M" * length
+        hard = (character * length)[: length // len(character) * len(character)].ljust(length, b"M")
+        for sample in [*LOGIN, *HARD_SAMPLES]:
+            if sample in LOGIN and length > LOGIN_BYTES_MAX:
+                continue
+            for copy in with_each_text(sample, text):
+                if isinstance(copy, ConnectionInfo):
+                    sock = brokers.broker.connect()
+                    brokers.write(sock, encode_wire_format_info(0))
+                else:
+                    sock = brokers.log_in(CONNECTION)
+                brokers.write(sock, encode_frame(copy).replace(text.encode(), hard))
+                assert not brokers.broker.broker.failure.done(), (copy.__class__, length)
+                check_answers(sock.take_sent())
+                sock.has_ended = True
+                brokers.broker.read(sock)
+                for reader in readers:
+                    reader.take_sent()
+    brokers.check()
+    for reader in readers:
+        reader.has_ended = True
+        brokers.broker.read(reader)

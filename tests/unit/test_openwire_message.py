@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.unit.openwire_examples import PROPERTIES, produced, unhurried
+from truenext.model.forms import comparison_ns
 from truenext.model.header_lines import decode_header_lines, encode_header_lines
 from truenext.model.limits import (
     BODY_BYTES_MAX,
@@ -23,7 +24,6 @@ from truenext.model.loose_fields import FieldReader, Tag, TypedValue, encode_map
 from truenext.model.message import OPENWIRE_FORM, SentMessage, with_due, with_ttl
 from truenext.model.openwire_message import (
     closes_group,
-    compared_bytes,
     destination_as_sent,
     group_of_message,
     header_lines,
@@ -275,6 +275,23 @@ def test_properties_that_are_no_map_are_none(data: bytes) -> None:
     assert "destination" in lines(message)
     assert not compile_selector("a = 1").matches(message)
     assert dispatched(message).marshalled_properties == data
+
+
+@pytest.mark.parametrize("character", ["a", "\0", "\n", "\u4e2d", "\U0001f600"])
+def test_header_lines_of_long_jms_headers_are_no_longer_than_those_of_a_send(character: str) -> None:
+    """A client of truenext would not take the frame, nor any later one of the queue."""
+    size = 60_000 // len(encode_modified_utf8(character))
+    for length in (size, HEADER_BYTES_MAX // 16):
+        text = character * min(size, length)
+        message = sent(
+            correlation_id=text,
+            reply_to=QueueName(text),
+            jms_type=text,
+            marshalled_properties=properties(**{f"p{number}": text_value("a" * 1000) for number in range(50)}),
+        )
+        assert len(header_lines(message)) <= HEADER_BYTES_MAX
+        found = lines(message)
+        assert ("correlation-id" in found) == ("type" in found) == (len(text) <= HEADER_BYTES_MAX // 16)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -600,8 +617,17 @@ def test_selector_converts_the_headers_of_stomp(selector: str, matches: bool) ->
 
 def test_selectors_read_all_of_a_message_but_its_content() -> None:
     small, large = sent(content=counted(b"")), sent(content=counted(bytes(5000)))
-    assert compared_bytes(small) == compared_bytes(large)
-    assert compared_bytes(stomp(a="b")) == len(stomp(a="b").header)
+    assert comparison_ns(small, 1, 2) == comparison_ns(large, 1, 2)
+    assert comparison_ns(stomp(a="b"), 1, 2) == 1 + 2 * len(stomp(a="b").header)
+
+
+def test_cost_of_selectors_has_the_time_to_read_once_for_each_and_the_search_for_all_bytes() -> None:
+    message = sent(marshalled_properties=properties(a=text_value("b" * 1000), c=text_value("d")))
+    read_once, searched = comparison_ns(message, 0, 0), comparison_ns(message, 0, 1, 0)
+    assert 30_000 < read_once < 40_000 and 1_000 < searched < 1_200
+    assert comparison_ns(message, 5, 7, 3) == 5 + 3 * read_once + 7 * searched
+    other = sent(marshalled_properties=properties(a=text_value("b" * 1000)))
+    assert comparison_ns(message, 0, 0) > comparison_ns(other, 0, 0)
 
 
 def test_body_is_split_into_what_it_was_joined_of() -> None:

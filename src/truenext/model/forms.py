@@ -4,10 +4,19 @@ from truenext.model import header_lines, openwire_message
 from truenext.model.destination import REMOTE_PREFIX
 from truenext.model.message import SentMessage
 from truenext.model.openwire_message import PhysicalName
-from truenext.model.openwire_message import compared_bytes as compared_bytes
+from truenext.model.openwire_message import reading_ns as reading_ns
 
 _REMOTE_PREFIX = REMOTE_PREFIX.encode()
 """Prefix of temporary queues and topics of other connections, in header lines. Its characters need no escapes there."""
+
+
+def comparison_ns(message: SentMessage, base_ns: int, byte_ns: int, selectors: int = 1) -> int:
+    """Return how many nanoseconds so many selectors take at most for a message. They take `base_ns` for any message,
+    and `byte_ns` for each byte of its header lines, all together."""
+    ns = base_ns + byte_ns * len(message.header)
+    if message.form:
+        ns += reading_ns(message, byte_ns, selectors)
+    return ns
 
 
 def closes_group(message: SentMessage) -> bool:

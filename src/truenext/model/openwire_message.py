@@ -103,6 +103,8 @@ _RESERVED = frozenset(
 """Names of header lines that are no properties."""
 _NEVER_LINES = _RESERVED | HOP_BY_HOP_HEADERS | ADDED_HEADERS
 """Names of properties that become no header lines, because a STOMP client could not have sent them."""
+_LINE_MAX = HEADER_BYTES_MAX // 16
+"""Characters of JMS headers that become header lines: four of them fit into those of a SEND, whatever their bytes."""
 _NO_TEXT = frozenset({Tag.NULL, Tag.BYTES, Tag.MAP, Tag.LIST})
 """Types of properties that have no text."""
 
@@ -123,10 +125,10 @@ _MAP_AT = 9
 """Bytes before the entries of the properties: presence, length and count."""
 _ENTRY_BYTES_MIN = 3
 """Bytes of an entry of a map: length of the name, and tag."""
-_LINES_NS = 30_000
+_READING_NS = 30_000
 _PROPERTY_NS = 800
-"""Model of the time that selectors take for a message, in nanoseconds, which they take for as many bytes of header
-lines: for the lines that are no properties, and for each property."""
+"""Model of the time that a selector takes to read a message, in nanoseconds: for what is no property, and for each
+property."""
 
 QUEUE, TOPIC, TEMPORARY_QUEUE, TEMPORARY_TOPIC = range(100, 104)
 """Type numbers of destinations."""
@@ -433,17 +435,21 @@ def stomp_message(message: SentMessage) -> tuple[bytes, bytes]:
         body = _compressed_body(message.body)
         lines["content-encoding"] = "deflate"
     lines["content-length"] = str(len(body))
-    size = 0
+    head = encode_header_lines(lines)
+    size = len(head)
+    properties: dict[str, str] = {}
     for name, value in properties_of(message).items():
         if name in _NEVER_LINES or value.tag in _NO_TEXT:
             continue
         text = _text(value)
         # Escapes and UTF-8 make a character up to four bytes long.
         size += 4 * (len(name) + len(text))
-        if len(lines) >= HEADERS_MAX or size > HEADER_BYTES_MAX:
+        if len(lines) + len(properties) >= HEADERS_MAX or size > HEADER_BYTES_MAX:
             break
-        lines.setdefault(_line_text(name), _line_text(text))
-    return encode_header_lines(lines), body
+        line_name = _line_text(name)
+        if line_name not in lines:
+            properties.setdefault(line_name, _line_text(text))
+    return head + encode_header_lines(properties), body
 
 
 def _reserved_lines(message: SentMessage) -> dict[str, str]:
@@ -457,11 +463,11 @@ def _reserved_lines(message: SentMessage) -> dict[str, str]:
         lines["persistent"] = "true"
     if message.expires_ms:
         lines["expires"] = str(message.expires_ms)
-    if headers.correlation_id is not None:
+    if headers.correlation_id is not None and len(headers.correlation_id) <= _LINE_MAX:
         lines.setdefault("correlation-id", _line_text(headers.correlation_id))
-    if headers.reply_to is not None:
+    if headers.reply_to is not None and len(headers.reply_to.name) <= _LINE_MAX:
         lines.setdefault("reply-to", _line_text(headers.reply_to.address))
-    if headers.jms_type is not None:
+    if headers.jms_type is not None and len(headers.jms_type) <= _LINE_MAX:
         lines.setdefault("type", _line_text(headers.jms_type))
     if headers.group:
         lines["JMSXGroupID"] = _line_text(headers.group)
@@ -660,18 +666,16 @@ def _typed_properties(message: SentMessage, names: Mapping[bytes, str]) -> dict[
     return values if at <= len(body) else {}
 
 
-def compared_bytes(message: SentMessage) -> int:
-    """Return how many bytes of header lines a selector would search at most in the time that it takes for a message of
-    either form."""
-    if message.form != OPENWIRE_FORM:
-        return len(message.header)
+def reading_ns(message: SentMessage, byte_ns: int, selectors: int) -> int:
+    """Return how many nanoseconds so many selectors take at most for a message in OpenWire form, apart from what they
+    take for any message and for its `header`. `byte_ns` is what all together take for each byte that they search."""
     *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
-    size: int = _LINES_NS + len(message.header) + len(message.body) - (content_end - content_at)
+    searched: int = len(message.body) - (content_end - content_at)
+    properties = 0
     at = content_end + _MAP_AT
     if len(message.body) >= at:
-        count: int = _INT.unpack_from(message.body, at - _INT.size)[0]
-        size += _PROPERTY_NS * max(0, min(count, MAP_VALUES_MAX))
-    return size
+        properties = max(0, min(_INT.unpack_from(message.body, at - _INT.size)[0], MAP_VALUES_MAX))
+    return selectors * (_READING_NS + _PROPERTY_NS * properties) + byte_ns * searched
 
 
 # ---- As OpenWire ----

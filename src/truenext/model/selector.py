@@ -20,12 +20,12 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.forms import comparison_ns
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
 from truenext.model.loose_fields import encode_modified_utf8
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.openwire_message import (
-    compared_bytes,
     destination_as_sent,
     jms_headers,
     message_id,
@@ -208,7 +208,7 @@ class Selector:
 
     def cost_ns(self, message: SentMessage) -> int:
         """Return about how long a comparison with this message takes at most, in nanoseconds."""
-        return self.base_ns + self.byte_ns * compared_bytes(message)
+        return comparison_ns(message, self.base_ns, self.byte_ns)
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}

@@ -179,7 +179,7 @@ public final class JmsConsumers extends JmsCases {
     /** Acknowledgements that wait at the client while it loses its connection. */
     static final Case OPTIMIZED_FAILOVER = () -> {
         send(30);
-        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=20&jms.optimizeAcknowledge=true");
+        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=500&jms.optimizeAcknowledge=true");
         Session session = session(connection);
         MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
         List<String> got = new ArrayList<>();

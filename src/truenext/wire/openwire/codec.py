@@ -60,7 +60,6 @@ from truenext.wire.openwire.structures import (
     TransactionInfo,
 )
 
-_SIZE = Struct(">i")
 _INT = Struct(">i")
 _LONG = Struct(">q")
 _COMMAND = Struct(">xi?")
@@ -305,11 +304,11 @@ class OpenWireDecoder:
             self._check_opening(data)
         is_connected, frame_bytes_max = self.is_connected, OPENWIRE_FRAME_BYTES_MAX
         for _ in range(_FRAMES_MAX):
-            at = start + _SIZE.size
+            at = start + _INT.size
             if at > size:
                 self._missing_bytes = at - size
                 break
-            frame_bytes: int = _SIZE.unpack_from(data, start)[0]
+            frame_bytes: int = _INT.unpack_from(data, start)[0]
             if not is_connected or not 0 < frame_bytes <= frame_bytes_max:
                 if is_connected and frame_bytes > frame_bytes_max and (at == size or data[at] in _MESSAGES):
                     head_end = at + (_HEAD_BYTES if at < size else 1)
@@ -353,7 +352,7 @@ class OpenWireDecoder:
             commands.append(command)
             if not is_connected:
                 if not isinstance(command, KeepAliveInfo):
-                    self._login_bytes += _SIZE.size + frame_bytes
+                    self._login_bytes += _INT.size + frame_bytes
                 # The rest can only be decoded once the caller knows whether this was the login.
                 self._missing_bytes = 0
                 break
@@ -369,7 +368,7 @@ class OpenWireDecoder:
 
         Raises: RemoteProtocolError if they are no WireFormatInfo
         """
-        if not self._was_opened and not _OPENING.startswith(data[_SIZE.size : _SIZE.size + len(_OPENING)]):
+        if not self._was_opened and not _OPENING.startswith(data[_INT.size : _INT.size + len(_OPENING)]):
             raise malformed("the first frame is no WireFormatInfo: the client does not speak OpenWire")
 
     def _check_size(self, frame_bytes: int) -> None:
@@ -387,13 +386,13 @@ class OpenWireDecoder:
         producer, transaction_id, same = message
         slices, same_bytes = producer.run_slices, len(same)
         ends, content_at = producer.run_ends, BODY_HEAD.size + len(slices) + _FIELDS_BEFORE_CONTENT
-        kind = data[start + _SIZE.size]
+        kind = data[start + _INT.size]
         is_persistent: bytes | None = None
         persistent = False
         messages: list[SentMessage] = []
         while start + _SAME_AT < size:
             frame_bytes, other = _RUN_START.unpack_from(data, start)
-            end = start + _SIZE.size + frame_bytes
+            end = start + _INT.size + frame_bytes
             fields_at = start + _SAME_AT + same_bytes
             if (
                 other != kind
@@ -449,7 +448,7 @@ class OpenWireDecoder:
         id_at = _SAME_AT + len(first)
         middle_at = id_at + _TWO_LONGS.size
         again_at = middle_at + len(middle)
-        step = _SIZE.size + frame_bytes
+        step = _INT.size + frame_bytes
         sequences: list[int] = []
         while start + step <= size:
             numbers = data[start + id_at : start + middle_at]
@@ -615,7 +614,7 @@ class OpenWireDecoder:
             return None
         if ack_type == _STANDARD and count == 1 and first is last is not None and not (required or transaction_id):
             last_at = (first_at + at) // 2
-            same = data[start + _SAME_AT - _SIZE.size : last_at - _TWO_LONGS.size]
+            same = data[start + _SAME_AT - _INT.size : last_at - _TWO_LONGS.size]
             self._ack = _AckBytes(end - start, same, data[last_at : at - _TWO_LONGS.size], consumer_id)
         return MessageAck(command_id, required, destination, transaction_id, consumer_id, ack_type, first, last, count)
 

@@ -40,7 +40,7 @@ _TAIL = Struct(">xx?ixqxx?xqq?i")
 cluster; times of arrival and dispatch, first of its group; redeliveries of the dispatch."""
 _BROKER_BYTES = _ID_NUMBERS.size + _BROKER_OWNED.size + _TAIL.size
 _ENDS_AT, _TEXT_END_AT = 10, 22
-"""Positions in a body of the ends of its first three slices, and behind them."""
+"""Positions in BODY_HEAD: of the ends of a body's first three slices, and of the end of its fourth."""
 _ID_START = b"\1%c" % MessageId.TYPE
 _PRODUCER_START = b"\1%c" % ProducerId.TYPE
 _LARGE_BYTES = 16 * 1024

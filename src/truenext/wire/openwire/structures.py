@@ -215,7 +215,7 @@ class TransactionInfo(WireCommand, gc=False, frozen=True):
     connection_id: ConnectionId | None = None
     transaction_id: TransactionId | None = None
     operation: Byte = 0
-    """0 BEGIN, 1 PREPARE, 2 COMMIT_ONE_PHASE, 3 COMMIT_TWO_PHASE, 4 ROLLBACK, 5 RECOVER, 6 FORGET, 7 END."""
+    """Number of an operation (transactions.py)."""
 
 
 class DestinationInfo(WireCommand, gc=False, frozen=True):
@@ -386,7 +386,7 @@ class MessageAck(WireCommand, gc=False, frozen=True):
     transaction_id: TransactionId | None = None
     consumer_id: ConsumerId | None = None
     ack_type: Byte = 0
-    """0 DELIVERED, 1 POISON, 2 STANDARD, 3 REDELIVERED, 4 INDIVIDUAL, 5 UNMATCHED, 6 EXPIRED."""
+    """Number of a type (consumers.py)."""
     first_message_id: MessageId | None = None
     last_message_id: MessageId | None = None
     message_count: Int = 0
@@ -404,19 +404,9 @@ class ExceptionResponse(Response, gc=False, frozen=True):
     exception: Throwable | None = None
 
 
-class DataResponse(Response, gc=False, frozen=True):
-    TYPE: ClassVar[int] = 32
-    data: Structure | None = None
-
-
 class DataArrayResponse(Response, gc=False, frozen=True):
     TYPE: ClassVar[int] = 33
     data: Array = ()
-
-
-class IntegerResponse(Response, gc=False, frozen=True):
-    TYPE: ClassVar[int] = 34
-    result: Int = 0
 
 
 def structure_classes(base: type[Structure] = Structure) -> dict[int, type[Structure]]:
@@ -427,7 +417,3 @@ def structure_classes(base: type[Structure] = Structure) -> dict[int, type[Struc
             classes[one.TYPE] = one
         classes |= structure_classes(one)
     return classes
-
-
-MESSAGE_TYPES = range(JmsMessage.TYPE, BlobMessage.TYPE + 1)
-"""Type numbers of messages."""
