@@ -64,7 +64,7 @@ class Ending:
         self.life = ConnectionLife()
         self._session = session
         self._wire = wire
-        self._rules, self._replies, self._detach = wire.rules, wire.replies, wire.detach
+        self._rules, self._replies = wire.rules, wire.replies
         self._broker = broker
         self._socket = client_socket
         self._loop = loop
@@ -210,7 +210,7 @@ class Ending:
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
         # Before the client can make its temporary destinations again, on a new connection.
-        self._detach()
+        self._wire.detach()
 
     def on_last_answer(self) -> None:
         """Close our side of the socket once all was sent, or the whole socket after CLOSE_TIMEOUT_S."""
