@@ -28,6 +28,7 @@ from truenext.model.loose_fields import (
     encode_map,
     encode_modified_utf8,
     encode_value,
+    has_half_pair,
 )
 from truenext.wire.openwire import codec
 from truenext.wire.openwire.codec import (
@@ -160,6 +161,37 @@ def test_modified_utf8_is_decoded_to_the_same_text(text: str) -> None:
     assert decode_modified_utf8(data) == whole
     assert b"\0" not in data
     assert not any(byte >= 0xF0 for byte in data)
+
+
+PIECES = [
+    *(bytes([each]) for each in b"a\0\xed\xa0\xb0\x80\xc0\xf4\x8d\xff"),
+    b"\xc0\x80",
+    b"\xe4\xb8\xad",
+    b"\xed\x9f\xbf",
+]
+PAIRS = [b"\xed\xa0\xbd\xed\xb8\x80", b"\xed\xa0\xbd", b"\xed\xb8\x80", b"\xf0\x9f\x98\x80", b"\xf4\x8d\xa0\xbd"]
+
+
+@unhurried(500)
+@given(st.lists(st.sampled_from(PIECES + PAIRS), max_size=8).map(b"".join))
+def test_modified_utf8_is_decoded_as_python_decodes_each_character(data: bytes) -> None:
+    expected = None
+    try:
+        text = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+        if max(text, default="") <= "\uffff":
+            expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    except UnicodeDecodeError:
+        pass
+    if expected is None:
+        with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
+            decode_modified_utf8(data)
+        return
+    assert decode_modified_utf8(data) == expected
+    if has_half_pair(expected):
+        with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
+            decode_modified_utf8(data, allows_half_pairs=False)
+    else:
+        assert decode_modified_utf8(data, allows_half_pairs=False) == expected
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xf0\x9f\x98\x80", b"\xc3", b"\xe0\x80\x80", b"a\x80"])
