@@ -138,14 +138,14 @@ class FieldReader:
     Raises: RemoteProtocolError, in each method, if a field is invalid or longer than what is left of the frame
     """
 
-    __slots__ = ("_values_max", "at", "data", "values_left")
+    __slots__ = ("at", "data", "values_left")
 
-    def __init__(self, data: bytes, at: int = 0, *, values_max: int = MAP_VALUES_MAX) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
         """Position of the next field."""
-        self._values_max = self.values_left = values_max
-        """Number of values that all maps, lists and arrays may have together, and those that they may still have."""
+        self.values_left = MAP_VALUES_MAX
+        """Number of values that maps, lists and arrays of this frame may still have."""
 
     @property
     def left(self) -> int:
@@ -199,15 +199,12 @@ class FieldReader:
 
     def read_count(self, what: str, least_bytes: int) -> int:
         """Read a count of 32 bits of things that take at least `least_bytes` each."""
-        return self.check_count(self.read_int(), what, least_bytes)
-
-    def check_count(self, count: int, what: str, least_bytes: int) -> int:
-        """Return a count that was read, of things that take at least `least_bytes` each."""
+        count = self.read_int()
         if count < 0 or count * least_bytes > self.left:
             raise malformed(f"{count} {what}, where {self.left} bytes are left of the frame")
         self.values_left -= count
         if self.values_left < 0:
-            raise malformed(f"more than {self._values_max} values in the maps, lists and arrays of one frame")
+            raise malformed(f"more than {MAP_VALUES_MAX} values in the maps and lists of one frame")
         return count
 
     def read_map(self, depth: int = 0) -> dict[str, TypedValue] | None:

@@ -24,7 +24,6 @@ import msgspec
 from truenext.errors import RemoteProtocolError
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
-    ARRAY_VALUES_MAX,
     LOGIN_BYTES_MAX,
     NAME_LENGTH_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
@@ -690,7 +689,7 @@ _FAST: dict[int, Callable[[OpenWireDecoder, bytes, int, int], Structure | Produc
 
 
 def _decode_frame(frame: bytes) -> Structure | ProducedMessage | RefusedMessage:
-    reader = FieldReader(frame, values_max=ARRAY_VALUES_MAX)
+    reader = FieldReader(frame)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")
