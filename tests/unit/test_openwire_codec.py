@@ -28,6 +28,7 @@ from truenext.model.loose_fields import (
     encode_map,
     encode_modified_utf8,
     encode_value,
+    has_half_pair,
 )
 from truenext.wire.openwire import codec
 from truenext.wire.openwire.codec import (
@@ -164,6 +165,37 @@ def test_modified_utf8_is_decoded_to_the_same_text(text: str) -> None:
     assert not any(byte >= 0xF0 for byte in data)
 
 
+PIECES = [
+    *(bytes([each]) for each in b"a\0\xed\xa0\xb0\x80\xc0\xf4\x8d\xff"),
+    b"\xc0\x80",
+    b"\xe4\xb8\xad",
+    b"\xed\x9f\xbf",
+]
+PAIRS = [b"\xed\xa0\xbd\xed\xb8\x80", b"\xed\xa0\xbd", b"\xed\xb8\x80", b"\xf0\x9f\x98\x80", b"\xf4\x8d\xa0\xbd"]
+
+
+@unhurried(500)
+@given(st.lists(st.sampled_from(PIECES + PAIRS), max_size=8).map(b"".join))
+def test_modified_utf8_is_decoded_as_python_decodes_each_character(data: bytes) -> None:
+    expected = None
+    try:
+        text = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+        if max(text, default="") <= "\uffff":
+            expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    except UnicodeDecodeError:
+        pass
+    if expected is None:
+        with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
+            decode_modified_utf8(data)
+        return
+    assert decode_modified_utf8(data) == expected
+    if has_half_pair(expected):
+        with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
+            decode_modified_utf8(data, allows_half_pairs=False)
+    else:
+        assert decode_modified_utf8(data, allows_half_pairs=False) == expected
+
+
 @pytest.mark.parametrize("data", [b"\xff", b"\xf0\x9f\x98\x80", b"\xc3", b"\xe0\x80\x80", b"a\x80"])
 def test_text_that_is_no_modified_utf8_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="text is not modified UTF-8"):
@@ -190,7 +222,7 @@ def test_map_inside_too_many_maps_is_refused() -> None:
 
 def test_list_with_too_many_values_is_refused_before_it_is_made() -> None:
     data = b"\x0c" + (70_000).to_bytes(4, "big") + bytes(70_000)
-    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps, lists and arrays of one frame"):
+    with pytest.raises(RemoteProtocolError, match="more than 65536 values in the maps and lists of one frame"):
         FieldReader(data).read_value()
 
 
@@ -302,7 +334,7 @@ def test_arrays_of_one_frame_have_few_elements_together() -> None:
         frame = response_with(array_of(elements, inner))
         data = len(frame).to_bytes(4, "big") + frame
         if is_refused:
-            with pytest.raises(RemoteProtocolError, match="more than 1000 values in the maps, lists and arrays"):
+            with pytest.raises(RemoteProtocolError, match="more than 1000 elements in the arrays of one frame"):
                 connected().receive(data)
         else:
             assert len(connected().receive(data)) == 1

@@ -307,6 +307,12 @@ def test_text_reaches_stomp_clients_as_utf8(text: str, is_compressed: bool) -> N
     assert decode_header_lines(found)["content-length"] == str(len(body))
 
 
+@pytest.mark.parametrize(("size", "is_text"), [(21_000, True), (22_000, False)])
+def test_long_text_with_halves_of_pairs_is_the_body_as_it_is(size: int, is_text: bool) -> None:
+    content = counted(encode_modified_utf8("\ud83d" * size))
+    assert stomp_message(sent(content=content))[1] == (b"?" * size if is_text else content)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "content"),
     [(BytesMessage, None, b"\0\1\2"), (MapMessage, "map", b"\0\0\0\0"), (ObjectMessage, "object", b"\xac\xed"),

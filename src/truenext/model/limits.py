@@ -150,13 +150,13 @@ Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTE
 MAP_VALUES_MAX = 64 * 1024
 """Values in all maps and lists of one OpenWire frame that the broker reads.
 
-Exceeded: `more than {MAP_VALUES_MAX} values in the maps, lists and arrays of one frame`
+Exceeded: `more than {MAP_VALUES_MAX} values in the maps and lists of one frame`
 """
 
 ARRAY_VALUES_MAX = 1000
 """Elements of all arrays of one OpenWire frame. Clients send none but paths of brokers, which are empty.
 
-Exceeded: `more than {ARRAY_VALUES_MAX} values in the maps, lists and arrays of one frame`
+Exceeded: `more than {ARRAY_VALUES_MAX} elements in the arrays of one frame`
 """
 
 DECOMPRESSED_BYTES_MAX = 4 * 1024 * 1024

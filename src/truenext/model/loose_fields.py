@@ -37,7 +37,6 @@ _DOUBLE = struct.Struct(">d")
 _BYTE = struct.Struct(">b")
 _INT_MAX = 2**31 - 1
 _ASTRAL = re.compile("[\U00010000-\U0010ffff]")
-_FIRST_OF_FOUR = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NULL, _PRESENT = b"\0", b"\1"
 
@@ -62,26 +61,31 @@ def _surrogates(match: re.Match[str]) -> str:
     return chr(0xD800 + (code >> 10)) + chr(0xDC00 + (code & 0x3FF))
 
 
-def decode_modified_utf8(data: bytes) -> str:
+def decode_modified_utf8(data: bytes, *, allows_half_pairs: bool = True) -> str:
     r"""Return the text of Java's modified UTF-8. A surrogate without its partner stays, as in Java.
 
     >>> decode_modified_utf8(b"a\xc0\x80"), decode_modified_utf8(bytes.fromhex("eda0bdedb880"))
     ('a\x00', '😀')
 
-    Raises: RemoteProtocolError if the bytes are not modified UTF-8
+    Raises: RemoteProtocolError if the bytes are not modified UTF-8, or such a surrogate is not allowed
     """
     if data.isascii():
         return data.decode("ascii")
-    try:
-        text = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise malformed(f"text is not modified UTF-8: {error.reason} at byte {error.start}") from error
-    # Only first bytes of a character of four bytes are as large.
-    if any(first in data for first in _FIRST_OF_FOUR):
+    # First bytes of characters of four bytes. Five searches take less time than one for any of them.
+    if b"\xf0" in data or b"\xf1" in data or b"\xf2" in data or b"\xf3" in data or b"\xf4" in data:
         raise malformed("text is not modified UTF-8: it has a character of four bytes")
-    if b"\xed" in data:
-        text = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
-    return text
+    data = data.replace(b"\xc0\x80", b"\0")
+    try:
+        if b"\xed" not in data:
+            return data.decode()
+        # Python decodes each surrogate in 0.6 us. So all characters from U+D000 to U+DFFF take four bytes meanwhile, as
+        # from U+10D000 on; of each character's 32 bits the lower half is then UTF-16.
+        wide = data.replace(b"\xed", b"\xf4\x8d").decode().encode("utf-32-le")
+        pairs = bytearray(len(wide) // 2)
+        pairs[::2], pairs[1::2] = wide[::4], wide[1::4]
+        return pairs.decode("utf-16-le", "surrogatepass" if allows_half_pairs else "strict")
+    except UnicodeDecodeError as error:
+        raise malformed(f"text is not modified UTF-8: {error.reason}") from error
 
 
 def to_utf8(text: str) -> bytes:
@@ -134,14 +138,14 @@ class FieldReader:
     Raises: RemoteProtocolError, in each method, if a field is invalid or longer than what is left of the frame
     """
 
-    __slots__ = ("_values_max", "at", "data", "values_left")
+    __slots__ = ("at", "data", "values_left")
 
-    def __init__(self, data: bytes, at: int = 0, *, values_max: int = MAP_VALUES_MAX) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
         """Position of the next field."""
-        self._values_max = self.values_left = values_max
-        """Number of values that all maps, lists and arrays may have together, and those that they may still have."""
+        self.values_left = MAP_VALUES_MAX
+        """Number of values that maps, lists and arrays of this frame may still have."""
 
     @property
     def left(self) -> int:
@@ -195,15 +199,12 @@ class FieldReader:
 
     def read_count(self, what: str, least_bytes: int) -> int:
         """Read a count of 32 bits of things that take at least `least_bytes` each."""
-        return self.check_count(self.read_int(), what, least_bytes)
-
-    def check_count(self, count: int, what: str, least_bytes: int) -> int:
-        """Return a count that was read, of things that take at least `least_bytes` each."""
+        count = self.read_int()
         if count < 0 or count * least_bytes > self.left:
             raise malformed(f"{count} {what}, where {self.left} bytes are left of the frame")
         self.values_left -= count
         if self.values_left < 0:
-            raise malformed(f"more than {self._values_max} values in the maps, lists and arrays of one frame")
+            raise malformed(f"more than {MAP_VALUES_MAX} values in the maps and lists of one frame")
         return count
 
     def read_map(self, depth: int = 0) -> dict[str, TypedValue] | None:

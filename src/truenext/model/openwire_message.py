@@ -602,7 +602,8 @@ def _plain_body(kind: int, content: bytes) -> bytes:
         # Without surrogates and NULs, modified UTF-8 is UTF-8.
         return text
     try:
-        return to_utf8(decode_modified_utf8(text))
+        # Each half of a pair would take 0.3 us: a long text may have none.
+        return to_utf8(decode_modified_utf8(text, allows_half_pairs=len(text) <= STRING_BYTES_MAX))
     except RemoteProtocolError:
         return content
 

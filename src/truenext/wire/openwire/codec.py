@@ -24,7 +24,6 @@ import msgspec
 from truenext.errors import RemoteProtocolError
 from truenext.model.header_lines import SCHEDULE_PREFIX
 from truenext.model.limits import (
-    ARRAY_VALUES_MAX,
     LOGIN_BYTES_MAX,
     NAME_LENGTH_MAX,
     OPENWIRE_FRAME_BYTES_MAX,
@@ -714,14 +713,14 @@ def _skipped_message(head: bytes, frame_bytes: int) -> RefusedMessage:
 
     Raises: RemoteProtocolError if the bytes are invalid
     """
-    reader = FieldReader(head, values_max=ARRAY_VALUES_MAX)
+    reader = FieldReader(head)
     readers = LAYOUTS[reader.read_byte()].readers[:_FIELDS_OF_HEAD]
     command_id, response_required, *_, transaction_id = [read(reader, 0) for read in readers]
     return RefusedMessage(command_id, response_required, transaction_id, _too_large(frame_bytes))
 
 
 def _decode_frame(frame: bytes) -> Structure | ProducedMessage | RefusedMessage:
-    reader = FieldReader(frame, values_max=ARRAY_VALUES_MAX)
+    reader = FieldReader(frame)
     structure = decode_structure(reader)
     if reader.left:
         raise malformed(f"{reader.left} bytes after the fields of {type(structure).__name__}")

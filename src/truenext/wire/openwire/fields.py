@@ -8,7 +8,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Annotated, Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from truenext.model.limits import NESTED_DEPTH_MAX
+from truenext.model.limits import ARRAY_VALUES_MAX, MAP_VALUES_MAX, NESTED_DEPTH_MAX
 from truenext.model.loose_fields import (
     FieldReader,
     encode_bytes,
@@ -81,7 +81,13 @@ def encode_frame(structure: Structure) -> bytes:
 def _decode_array(reader: FieldReader, depth: int) -> Array:
     if not reader.read_boolean():
         return ()
-    count = reader.check_count(reader.read_short(), "elements of an array", 1)
+    count = reader.read_short()
+    if not 0 <= count <= reader.left:
+        raise malformed(f"{count} elements of an array, where {reader.left} bytes are left of the frame")
+    # A structure has no maps and lists of its own.
+    reader.values_left -= count
+    if reader.values_left < MAP_VALUES_MAX - ARRAY_VALUES_MAX:
+        raise malformed(f"more than {ARRAY_VALUES_MAX} elements in the arrays of one frame")
     return tuple([decode_nested(reader, depth) for _ in range(count)])
 
 
