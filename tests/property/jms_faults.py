@@ -14,7 +14,7 @@ from tests.property import planted_faults
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.state.queue import Entry
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import Abort, Close, Command, Commit, Credit, Nack, ReceiptRequest
+from truenext.model.commands import Abort, Command, Commit, Credit, Nack, ReceiptRequest
 from truenext.server.ending import Ending
 from truenext.wire.openwire import consumers as consumers_module
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard
@@ -108,12 +108,7 @@ def an_end_with_a_last_delivered_message_counts_no_attempt(patch: Patch) -> None
 
 
 def an_end_of_a_consumer_requeues_what_it_has_kept(patch: Patch) -> None:
-    original = Consumers.close
-
-    def faulty(consumers: Consumers, ended: list[Consumer], last_delivered: int) -> Iterator[Command]:
-        return (each for each in original(consumers, ended, last_delivered) if isinstance(each, Close))
-
-    patch.setattr(Consumers, "close", faulty)
+    patch.setattr(Transactions, "take_over", lambda transactions, consumers: iter(()))
 
 
 def a_rollback_counts_an_attempt_for_what_a_consumer_has_left_to_it(patch: Patch) -> None:

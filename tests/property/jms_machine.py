@@ -105,6 +105,8 @@ ACTIONS: dict[str, int] = {
     "keep_alive": 1,
 }
 """Commands, with their weights. Each is a method of JmsMachine."""
+REPEATED = ["consume", "begin", "send", "commit"]
+"""What a client that has connected again may repeat, and finish (C26.15)."""
 
 
 class JmsMachine:
@@ -280,8 +282,10 @@ class JmsMachine:
             return
         self._sync()
         frames: list[bytes] = []
-        for _ in range(random.choice([1, 1, 2, 3, 5, 8])):
-            action = random.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        actions = random.choices(list(ACTIONS), list(ACTIONS.values()), k=random.choice([1, 1, 2, 3, 5, 8]))
+        if client.is_recovering and random.random() < 0.2:
+            actions = REPEATED
+        for action in actions:
             command = getattr(self, f"_{action}")(client)
             if command is None:
                 continue

@@ -13,12 +13,16 @@ from tests.unit.openwire_examples import COMMANDS, structures
 from truenext.errors import Code, OtherProtocolError, RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
 from truenext.model.commands import (
+    Begin,
     Close,
+    CreateTemporary,
     Credit,
     Disconnect,
     ForgetProducers,
     InvalidFrame,
     Login,
+    OpenProducer,
+    RemoveTemporary,
     Send,
     SendRun,
     Subscribe,
@@ -890,3 +894,32 @@ def test_consumers_sessions_and_transactions_that_the_engine_refuses_take_no_mem
     for _ in range(3):
         client.send(MessagePull(7, False, client.consumer_id(), QUEUE, 0))
     assert client.session._consumers.by_subscription["1:1"].requested == 0
+
+
+def test_commit_of_another_connections_transaction_ends_none_of_the_same_number() -> None:
+    client = Client()
+    client.control(0)
+    client.send(TransactionInfo(7, True, OWN, LocalTransactionId(1, ConnectionId("ID:other-1:1")), 2))
+    assert [type(command) for command in client.take_commands()] == [Begin, InvalidFrame]
+
+
+def test_refused_command_of_a_temporary_destination_changes_nothing() -> None:
+    client = Client()
+    own = client.session._advisories._own
+    client.refuses = lambda command: isinstance(command, CreateTemporary | RemoveTemporary)
+    client.send(DestinationInfo(7, True, OWN, TEMPORARY, 0))
+    assert not own
+    client.refuses = lambda _: False
+    client.send(DestinationInfo(7, True, OWN, TEMPORARY, 0))
+    client.refuses = lambda command: isinstance(command, CreateTemporary | RemoveTemporary)
+    client.send(DestinationInfo(7, True, OWN, TEMPORARY, 1))
+    assert len(own) == 1
+
+
+def test_refused_pull_and_producer_change_nothing() -> None:
+    client = Client(is_reconnect=True)
+    client.consume(0)
+    client.refuses = lambda command: isinstance(command, Credit | OpenProducer)
+    client.send(MessagePull(7, False, client.consumer_id()), ProducerInfo(8, True, ProducerId(CONNECTION, 1, 1), QUEUE))
+    assert client.session._consumers.by_subscription["1:1"].requested == 0
+    assert not client.session._recovery._producers

@@ -44,11 +44,12 @@ from truenext.wire.openwire.structures import (
     QueueName,
     Throwable,
 )
+from truenext.wire.openwire.verdict import Verdict
 
 DELIVERED, POISON, STANDARD, REDELIVERED, INDIVIDUAL, UNMATCHED, EXPIRED = range(7)
 """Types of acknowledgements."""
 PULL = "pull"
-"""Correlation of a request that a client has made itself. It is told when the request ends."""
+"""Correlation of a request that a client has made itself. The client gets an empty dispatch when the request ends."""
 _CONSUMER_PRIORITY_MIN = -127
 _SETTLED_MIN = 256
 """Least number of settled messages that are removed from the order of dispatch at a time."""
@@ -165,8 +166,9 @@ class Consumer:
 class Consumers:
     """Consumers and browsers of one connection."""
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, verdict: Verdict) -> None:
         self._identity = identity
+        self._verdict = verdict
         self.by_subscription: dict[str, Consumer] = {}
         self._changed: dict[Consumer, None] = {}
         """Consumers for which messages may have to be requested."""
@@ -204,36 +206,28 @@ class Consumers:
         subscription = consumer.subscription
         # At once, as a browser gets messages before the next command is taken.
         self.by_subscription[subscription] = consumer
-        try:
-            if info.is_browser:
-                yield Browse(subscription, destination, selector, is_pulling=True)
-            else:
-                yield Subscribe(
-                    subscription,
-                    destination,
-                    AckMode.INDIVIDUAL,
-                    priority=max(info.priority, _CONSUMER_PRIORITY_MIN),
-                    is_exclusive=info.is_exclusive,
-                    is_pulling=True,
-                    selector=selector,
-                )
-        except GeneratorExit:
-            # It was refused.
+        if info.is_browser:
+            yield Browse(subscription, destination, selector, is_pulling=True)
+        else:
+            yield Subscribe(
+                subscription,
+                destination,
+                AckMode.INDIVIDUAL,
+                priority=max(info.priority, _CONSUMER_PRIORITY_MIN),
+                is_exclusive=info.is_exclusive,
+                is_pulling=True,
+                selector=selector,
+            )
+        if self._verdict.is_refused:
             del self.by_subscription[subscription]
-            raise
-        self._changed[consumer] = None
+        else:
+            self._changed[consumer] = None
 
     def close(self, consumers: list[Consumer], last_delivered: int) -> Iterator[Command]:
         """End consumers and browsers in one step. `last_delivered` is -1 if the client names no message, and -2 if it
         does not know."""
         if not consumers:
             return
-        for consumer in consumers:
-            # What waits for COMMIT belongs to the transaction from now on.
-            for sequence, transaction in consumer.kept.items():
-                # After a refusal nothing more is kept for this transaction.
-                if sequence in consumer.kept:
-                    yield Ack(consumer.subscription, sequence, transaction)
         yield Close([each.subscription for each in consumers], last_delivered if last_delivered >= 0 else None)
         for consumer in consumers:
             del self.by_subscription[consumer.subscription]
@@ -264,8 +258,8 @@ class Consumers:
         if consumer is None or consumer.is_browser or consumer.prefetch:
             return
         yield Credit(consumer.subscription, 1, waits=pull.timeout >= 0, correlation=PULL, wait_ms=max(pull.timeout, 0))
-        # If it was refused, this is not reached.
-        consumer.requested += 1
+        if not self._verdict.is_refused:
+            consumer.requested += 1
 
     def control(self, control: ConsumerControl) -> Iterator[Command]:
         """Change the prefetch of a consumer."""
@@ -342,11 +336,15 @@ class Consumers:
             for sequence in covered:
                 consumer.remove(sequence)
                 yield Nack(consumer.subscription, sequence, is_rejected=True, cause=cause)
+                if self._verdict.is_refused:
+                    return
         elif kind == EXPIRED:
             for sequence in covered:
                 consumer.remove(sequence)
                 # If the message has expired by the broker's clock, too, the queue's policy says what happens to it.
                 yield Nack(consumer.subscription, sequence, cause="expired at the client")
+                if self._verdict.is_refused:
+                    return
         elif kind == REDELIVERED:
             yield Pause()
         else:
@@ -370,6 +368,8 @@ class Consumers:
         for number in range(run.executed, len(run)):
             consumer.remove(covered[number])
             yield run[number]
+            if self._verdict.is_refused:
+                return
 
     @staticmethod
     def require_covered(ack: MessageAck, consumer: Consumer) -> list[int]:

@@ -16,10 +16,14 @@ from truenext.wire.openwire.codec import SCHEDULE, ProducedMessage, ProducedRun
 from truenext.wire.openwire.destinations import Destinations
 from truenext.wire.openwire.refusals import not_supported
 from truenext.wire.openwire.structures import ProducerId, ProducerInfo
+from truenext.wire.openwire.verdict import Verdict
 
 
 class Producers:
-    def __init__(self) -> None:
+    """Producers of one connection."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
         self._destinations = Destinations()
         self._windows: dict[ProducerId, int] = {}
         """Window of each producer, in bytes; 0 is none."""
@@ -40,6 +44,8 @@ class Producers:
             )
         if info.destination is not None:
             yield OpenProducer(self._destinations.target(info.destination))
+            if self._verdict.is_refused:
+                return
         self._windows[info.producer_id] = max(info.window_size, 0)
 
     def remove(self, producer_id: ProducerId) -> list[str]:

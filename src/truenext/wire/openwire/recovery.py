@@ -73,11 +73,11 @@ class Recovery:
 
     def note_end_of_producer(self, producer_id: ProducerId) -> None:
         """Note the end of a producer, which the client repeats with another command id, behind the transaction."""
-        begun = self._producers.pop(producer_id, 0)
+        info_id = self._producers.pop(producer_id, 0)
         for repeated in self._transactions.values():
             if producer_id in repeated.producers:
                 repeated.producers.remove(producer_id)
-                repeated.known += 2 if begun > repeated.begun else 1
+                repeated.known += 2 if info_id > repeated.begin_id else 1
 
     def note_end_of_session(self, session_id: int) -> None:
         for producer_id in [each for each in self._producers if each.session_id == session_id]:
@@ -96,9 +96,9 @@ class Recovery:
         repeated = self._transactions.get(name)
         if repeated is None:
             return frozenset()
-        begun = [self._producers.get(each, 0) for each in repeated.producers]
-        known = repeated.known + sum(repeated.begun < each < commit_id for each in begun)
-        return frozenset() if repeated.begun + known + 1 == commit_id else repeated.sessions
+        info_ids = [self._producers.get(each, 0) for each in repeated.producers]
+        known = repeated.known + sum(repeated.begin_id < each < commit_id for each in info_ids)
+        return frozenset() if repeated.begin_id + known + 1 == commit_id else repeated.sessions
 
     def forget(self, name: str) -> None:
         """Forget a transaction that has ended or acknowledges something."""
@@ -108,10 +108,10 @@ class Recovery:
 class _Repeated:
     """Transaction that a client has repeated."""
 
-    __slots__ = ("begun", "known", "producers", "sessions")
+    __slots__ = ("begin_id", "known", "producers", "sessions")
 
-    def __init__(self, begun: int) -> None:
-        self.begun = begun
+    def __init__(self, begin_id: int) -> None:
+        self.begin_id = begin_id
         """Command id of its BEGIN."""
         self.known = 0
         """Number of its messages, and of the beginnings and ends of producers that have ended since they sent in it."""

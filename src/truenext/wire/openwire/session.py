@@ -12,12 +12,11 @@ A client must send its WireFormatInfo in time. It may send its ConnectionInfo mu
 uses them when it needs them. Each command is answered if the client has asked for that, and refused alone.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import (
-    Ack,
     Command,
     CreateTemporary,
     Disconnect,
@@ -35,7 +34,7 @@ from truenext.model.loose_fields import has_half_pair
 from truenext.wire.openwire import destinations
 from truenext.wire.openwire.advisories import Advisories, AdvisoryBoard, are_advisories
 from truenext.wire.openwire.codec import AckedRun, OpenWireDecoder, ProducedMessage, ProducedRun, RefusedMessage
-from truenext.wire.openwire.consumers import Consumers
+from truenext.wire.openwire.consumers import Consumer, Consumers
 from truenext.wire.openwire.deliveries import (
     CONNECTION_CONTROL,
     KEEP_ALIVE,
@@ -80,6 +79,7 @@ from truenext.wire.openwire.structures import (
     WireFormatInfo,
 )
 from truenext.wire.openwire.transactions import RECOVER, Transactions
+from truenext.wire.openwire.verdict import Verdict
 from truenext.wire.protocol_detector import ProtocolDetector, detector_of_openwire_port
 from truenext.wire.session import ProtocolRules
 
@@ -97,6 +97,7 @@ OPENWIRE_RULES = ProtocolRules(
     has_takeover=False,
     has_control_requests=False,
 )
+_Single = TypeVar("_Single", ProducedMessage, MessageAck)
 _BEATS = 3
 """Number of heart-beats in the time after which a side is taken for lost."""
 
@@ -122,10 +123,11 @@ class OpenWireSession:
         self.pending = self._decoder.pending
         self.outgoing = bytearray()
         self._detector: ProtocolDetector | None = detector_of_openwire_port()
-        self._consumers = Consumers(identity)
+        self._verdict = Verdict()
+        self._consumers = Consumers(identity, self._verdict)
         self._recovery = Recovery()
-        self._transactions = Transactions(self._consumers, self._recovery)
-        self._producers = Producers()
+        self._transactions = Transactions(self._consumers, self._recovery, self._verdict)
+        self._producers = Producers(self._verdict)
         self._advisories = Advisories(identity, board or AdvisoryBoard(), self.outgoing)
         self.replies = OpenWireReplies(self._consumers, self._advisories)
         self.client_id = ""
@@ -134,8 +136,6 @@ class OpenWireSession:
         self.beat_check_s = 0.0
         self.silence_limit_s = 0.0
         self._connection_id = ""
-        self._is_refused = False
-        """True if the last command was refused."""
         self._has_ended = False
         """True once the client has ended the connection by a command. Then only a ShutdownInfo may come."""
 
@@ -181,7 +181,7 @@ class OpenWireSession:
                     self._refuse_after_end(structure)
                     yield Pause()
                     continue
-                self._is_refused = False
+                self._verdict.is_refused = False
                 try:
                     if isinstance(structure, ProducedMessage):
                         yield from self._send(structure)
@@ -208,7 +208,7 @@ class OpenWireSession:
         pass
 
     def mark_refused(self) -> int:
-        self._is_refused = True
+        self._verdict.is_refused = True
         return 0
 
     def _execute(self, structure: Structure) -> Iterator[Command]:
@@ -227,22 +227,14 @@ class OpenWireSession:
             if isinstance(structure, WireFormatInfo | ConnectionInfo):
                 raise RemoteProtocolError(f"a second {_name_of(structure)} on one connection", Code.COMMAND)
             raise RemoteProtocolError(f"{_name_of(structure)} is not for clients to send", Code.COMMAND)
+        verdict = self._verdict
         for command in handler(self, structure):
+            verdict.is_refused = False
             yield command
-            if not self._is_refused:
-                continue
-            if not isinstance(command, Ack) or command.transaction is None:
-                break
-            # What a consumer that ends has kept. It ends in any case, and the client's command is answered now.
-            self._transactions.note_refusal(command.transaction)
-            self.last_receipt = None
-            self._is_refused = False
-        if self._is_refused:
-            self.last_receipt = None
-            if isinstance(structure, TransactionInfo):
-                yield from self._transactions.abort_refused(structure)
-        else:
-            yield Pause() if self.last_receipt is None else ReceiptRequest(self.last_receipt)
+            if verdict.is_refused:
+                # The client's command is answered.
+                self.last_receipt = None
+        yield Pause() if self.last_receipt is None else ReceiptRequest(self.last_receipt)
 
     def _send_run(self, run: ProducedRun) -> Iterator[Command]:
         """Send messages at once, or one by one as far as the engine does not accept the run."""
@@ -265,18 +257,12 @@ class OpenWireSession:
         elif target is not None and name is not None:
             self._recovery.note_messages(name, run.producer_id, len(run.messages))
             for message in run.messages:
-                self._is_refused = False
+                self._verdict.is_refused = False
                 yield Send(target, message, name)
-                if self._is_refused:
+                if self._verdict.is_refused:
                     self._transactions.note_refusal(name)
             return
-        for number in range(executed, len(run.messages)):
-            produced = run.single(number)
-            self._is_refused = False
-            try:
-                yield from self._send(produced)
-            except RemoteProtocolError as error:
-                yield from self._refuse(produced, error)
+        yield from self._execute_singly(map(run.single, range(executed, len(run.messages))), self._send)
 
     def _acknowledge_run(self, run: AckedRun) -> Iterator[Command]:
         """Acknowledge messages at once, or one by one as far as the engine does not accept the run."""
@@ -291,13 +277,18 @@ class OpenWireSession:
             executed = command.executed
             for sequence in run.sequences[:executed]:
                 consumer.remove(sequence)
-        for number in range(executed, len(run.sequences)):
-            ack = run.single(number)
-            self._is_refused = False
+        yield from self._execute_singly(map(run.single, range(executed, len(run.sequences))), self._acknowledge)
+
+    def _execute_singly(
+        self, commands: Iterable[_Single], execute: Callable[[_Single], Iterator[Command]]
+    ) -> Iterator[Command]:
+        """Execute commands of a run one by one."""
+        for command in commands:
+            self._verdict.is_refused = False
             try:
-                yield from self._acknowledge(ack)
+                yield from execute(command)
             except RemoteProtocolError as error:
-                yield from self._refuse(ack, error)
+                yield from self._refuse(command, error)
 
     def _send(self, produced: ProducedMessage) -> Iterator[Command]:
         self.last_receipt = str(produced.command_id) if produced.response_required else None
@@ -315,7 +306,7 @@ class OpenWireSession:
                 self._recovery.note_messages(name, produced.producer_id)
         send = self._producers.send(produced, name)
         yield send
-        if self._is_refused:
+        if self._verdict.is_refused:
             if name is not None:
                 self._transactions.note_refusal(name)
         elif produced.response_required:
@@ -334,10 +325,7 @@ class OpenWireSession:
                 self._transactions.keep(ack, name, consumer)
             elif consumer.has_received:
                 # Otherwise the client acknowledges what an earlier connection has got.
-                for command in self._consumers.acknowledge(ack, consumer):
-                    yield command
-                    if self._is_refused:
-                        return
+                yield from self._consumers.acknowledge(ack, consumer)
                 return
         yield Pause()
 
@@ -350,8 +338,6 @@ class OpenWireSession:
             self._transactions.note_refusal(name)
         yield InvalidFrame(str(error), error.code, name)
         self.last_receipt = None
-        if isinstance(structure, TransactionInfo):
-            yield from self._transactions.abort_refused(structure)
 
     def _refuse_after_end(self, structure: Structure | ProducedMessage | RefusedMessage) -> None:
         """Answer a command that a client sends after it has ended the connection; nothing else is done with it."""
@@ -450,8 +436,9 @@ class OpenWireSession:
     def _add_producer(self, info: ProducerInfo) -> Iterator[Command]:
         self._check_owner(info.producer_id, "producer")
         yield from self._producers.add(info)
-        assert info.producer_id is not None, "its owner is known"
-        self._recovery.note_producer(info.producer_id, info.command_id)
+        if not self._verdict.is_refused:
+            assert info.producer_id is not None, "its owner is known"
+            self._recovery.note_producer(info.producer_id, info.command_id)
 
     def _add_consumer(self, info: ConsumerInfo) -> Iterator[Command]:
         self._check_owner(info.consumer_id, "consumer")
@@ -484,10 +471,12 @@ class OpenWireSession:
         destination, name = destinations.temporary(info.destination)
         if info.operation:
             yield RemoveTemporary(destination)
-            self._advisories.end_own(name)
+            if not self._verdict.is_refused:
+                self._advisories.end_own(name)
         else:
             yield CreateTemporary(destination)
-            self._advisories.add_own(name)
+            if not self._verdict.is_refused:
+                self._advisories.add_own(name)
 
     def _remove(self, info: RemoveInfo) -> Iterator[Command]:
         """End a consumer, a producer, a session with all that it has, or the connection."""
@@ -498,19 +487,23 @@ class OpenWireSession:
             consumer = self._consumers.find(removed)
             self._advisories.remove(removed)
             if consumer is not None:
-                yield from self._consumers.close([consumer], last)
+                yield from self._close([consumer], last)
         elif isinstance(removed, ProducerId):
             self._recovery.note_end_of_producer(removed)
             yield from _forget(self._producers.remove(removed))
         elif isinstance(removed, SessionId):
             self._recovery.note_end_of_session(removed.value)
-            yield from self._consumers.close(self._consumers.of_session(removed.value), last)
+            yield from self._close(self._consumers.of_session(removed.value), last)
             yield from _forget(self._producers.remove_all(removed.value))
         else:
             yield Disconnect(self._producers.remove_all(), last if last >= 0 else None)
             self._has_ended = True
             self._consumers.forget_all()
             self._advisories.end()
+
+    def _close(self, consumers: list[Consumer], last_delivered: int) -> Iterator[Command]:
+        yield from self._transactions.take_over(consumers)
+        yield from self._consumers.close(consumers, last_delivered)
 
     def _check_owner(self, object_id: ConnectionId | SessionId | ConsumerId | ProducerId | None, what: str) -> None:
         """Raise RemoteProtocolError if the client names an object of another connection."""
@@ -541,7 +534,7 @@ def _ignore(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
     yield from ()
 
 
-def _refuse(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
+def _refuse_feature(_: OpenWireSession, structure: Structure) -> Iterator[Command]:
     yield from ()
     raise not_supported(*_REFUSED[type(structure)])
 
@@ -559,7 +552,7 @@ _HANDLERS: dict[type[Structure], Callable[[OpenWireSession, Any], Iterator[Comma
     RemoveInfo: OpenWireSession._remove,
     KeepAliveInfo: OpenWireSession._keep_alive,
     **dict.fromkeys((ConnectionControl, FlushCommand, Response), _ignore),
-    **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse),
+    **dict.fromkeys((BrokerInfo, ControlCommand, RemoveSubscriptionInfo, BlobMessage), _refuse_feature),
 }
 _REFUSED: dict[type[Structure], tuple[str, str]] = {
     BrokerInfo: ("networks of brokers", "connect clients only"),

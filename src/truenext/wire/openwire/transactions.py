@@ -4,7 +4,7 @@ stay with their consumers (C26.5)."""
 from collections.abc import Iterator
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Abort, Ack, Begin, Command, Commit
+from truenext.model.commands import Abort, Ack, Begin, Command, Commit, InvalidFrame
 from truenext.wire.openwire.consumers import INDIVIDUAL, STANDARD, Consumer, Consumers
 from truenext.wire.openwire.recovery import Recovery
 from truenext.wire.openwire.refusals import foreign_id, xa_refusal
@@ -14,15 +14,19 @@ from truenext.wire.openwire.structures import (
     TransactionId,
     TransactionInfo,
 )
+from truenext.wire.openwire.verdict import Verdict
 
 BEGIN, PREPARE, COMMIT_ONE_PHASE, COMMIT_TWO_PHASE, ROLLBACK, RECOVER, FORGET, END = range(8)
 """Operations of a TransactionInfo."""
 
 
 class Transactions:
-    def __init__(self, consumers: Consumers, recovery: Recovery) -> None:
+    """Open transactions of one connection."""
+
+    def __init__(self, consumers: Consumers, recovery: Recovery, verdict: Verdict) -> None:
         self._consumers = consumers
         self._recovery = recovery
+        self._verdict = verdict
         self.connection_id = ""
         """Id of the connection. Ids of transactions contain it."""
         self._open: dict[str, dict[Consumer, None]] = {}
@@ -60,27 +64,52 @@ class Transactions:
             if name not in self._open:
                 # A lost connection counts an attempt for what an ended consumer has left to the transaction.
                 yield Begin(name)
-                self._open[name] = {}
-                self._recovery.note_begin(name, info.command_id)
+                if not self._verdict.is_refused:
+                    self._open[name] = {}
+                    self._recovery.note_begin(name, info.command_id)
         elif info.operation == COMMIT_ONE_PHASE:
             self._recovery.note_commit()
             yield from self._commit(name, info.command_id)
         elif name in self._open:
-            yield Abort(name, counts_all=False)
-            self._forget(name)
+            yield from self._abort(name)
 
     def _commit(self, name: str, command_id: int) -> Iterator[Command]:
-        kept = self._kept(name)
-        doubtful = self._recovery.doubtful_sessions(name, command_id)
-        if name in self._unmatched or (doubtful and self._consumers.are_in(doubtful)):
-            raise RemoteProtocolError(
+        if self._has_lost_acknowledgements(name, command_id):
+            yield InvalidFrame(
                 f"transaction {name} is rolled back: what it acknowledges was delivered to an earlier connection",
                 Code.ROLLED_BACK,
+                None,
             )
-        yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
-        for consumer, sequence in kept:
-            consumer.remove(sequence)
+        else:
+            kept = self._kept(name)
+            yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
+            if not self._verdict.is_refused:
+                for consumer, sequence in kept:
+                    consumer.remove(sequence)
+                self._forget(name)
+        if name in self._open:
+            # The client takes the transaction for rolled back, and does not say so.
+            yield from self._abort(name)
+
+    def _has_lost_acknowledgements(self, name: str, commit_id: int) -> bool:
+        """Return whether an earlier connection may have got acknowledgements of a transaction (C26.15)."""
+        doubtful = self._recovery.doubtful_sessions(name, commit_id)
+        return name in self._unmatched or (bool(doubtful) and self._consumers.are_in(doubtful))
+
+    def _abort(self, name: str) -> Iterator[Command]:
         self._forget(name)
+        yield Abort(name, counts_all=False)
+
+    def take_over(self, consumers: list[Consumer]) -> Iterator[Command]:
+        """Acknowledge what consumers that end have kept, in its transactions: these have it from now on (C26.6). The
+        consumers end in any case."""
+        for consumer in consumers:
+            for sequence, name in consumer.kept.items():
+                # After a refusal nothing more is kept for a transaction.
+                if sequence in consumer.kept:
+                    yield Ack(consumer.subscription, sequence, name)
+                    if self._verdict.is_refused:
+                        self.note_refusal(name)
 
     def note_refusal(self, name: str) -> None:
         """Note that a command of a transaction was refused: nothing is kept for it any more."""
@@ -89,15 +118,6 @@ class Transactions:
             self._doomed.add(name)
             for consumer in touched:
                 _stop_keeping(consumer, name)
-
-    def abort_refused(self, info: TransactionInfo) -> Iterator[Command]:
-        """Abort a transaction whose COMMIT was refused: the client takes it for rolled back, and does not say so."""
-        if info.operation != COMMIT_ONE_PHASE or not isinstance(info.transaction_id, LocalTransactionId):
-            return
-        name = str(info.transaction_id.value)
-        if name in self._open:
-            self._forget(name)
-            yield Abort(name, counts_all=False)
 
     def keep(self, ack: MessageAck, name: str, consumer: Consumer) -> None:
         """Keep the messages that an acknowledgement in a transaction covers.
