@@ -47,8 +47,8 @@ def a_rollback_widens_the_window(patch: Patch) -> None:
         kept = transactions._kept(transactions.name_of(info.transaction_id) or "")
         yield from control(transactions, info)
         if info.operation == ROLLBACK:
-            for consumer, _ in kept:
-                consumer.requested -= 1
+            for consumer, sequences in kept.items():
+                consumer.requested -= len(sequences)
 
     patch.setattr(Transactions, "control", faulty)
 

@@ -122,6 +122,16 @@ class Consumer:
         if self.kept:
             self.kept.pop(sequence, None)
 
+    def remove_all(self, sequences: Iterable[int]) -> None:
+        """Forget messages that are settled."""
+        held, delivered, kept = self.held, self.delivered, self.kept
+        for sequence in sequences:
+            del held[sequence]
+            if delivered:
+                delivered.pop(sequence, None)
+            if kept:
+                kept.pop(sequence, None)
+
     def holds(self, sequences: Iterable[int]) -> bool:
         """Return whether the consumer holds all these messages."""
         return all(map(self.held.__contains__, sequences))
@@ -363,8 +373,7 @@ class Consumers:
             return
         run = self.acknowledge_run(covered, consumer)
         yield run
-        for sequence in covered[: run.executed]:
-            consumer.remove(sequence)
+        consumer.remove_all(covered[: run.executed])
         for number in range(run.executed, len(run)):
             consumer.remove(covered[number])
             yield run[number]

@@ -275,8 +275,7 @@ class OpenWireSession:
             command = self._consumers.acknowledge_run(run.sequences, consumer)
             yield command
             executed = command.executed
-            for sequence in run.sequences[:executed]:
-                consumer.remove(sequence)
+            consumer.remove_all(run.sequences[:executed])
         yield from self._execute_singly(map(run.single, range(executed, len(run.sequences))), self._acknowledge)
 
     def _execute_singly(

@@ -82,10 +82,11 @@ class Transactions:
             )
         else:
             kept = self._kept(name)
-            yield Commit(name, acks=[Ack(consumer.subscription, sequence) for consumer, sequence in kept])
+            acks = [Ack(each.subscription, sequence) for each, sequences in kept.items() for sequence in sequences]
+            yield Commit(name, acks=acks)
             if not self._verdict.is_refused:
-                for consumer, sequence in kept:
-                    consumer.remove(sequence)
+                for consumer, sequences in kept.items():
+                    consumer.remove_all(sequences)
                 self._forget(name)
         if name in self._open:
             # The client takes the transaction for rolled back, and does not say so.
@@ -157,14 +158,13 @@ class Transactions:
             consumer.mark_one_delivered(sequence)
         self._consumers.on_changed(consumer)
 
-    def _kept(self, name: str) -> list[tuple[Consumer, int]]:
-        return [
-            (consumer, sequence)
+    def _kept(self, name: str) -> dict[Consumer, list[int]]:
+        """Return what is kept for a transaction. A consumer that has ended holds nothing."""
+        return {
+            consumer: [sequence for sequence, transaction in consumer.kept.items() if transaction == name]
             for consumer in self._open.get(name, ())
             if self._consumers.by_subscription.get(consumer.subscription) is consumer
-            for sequence, transaction in consumer.kept.items()
-            if transaction == name
-        ]
+        }
 
     def _forget(self, name: str) -> None:
         """Forget an ended transaction. What it has kept stays with the consumers."""
