@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard stages kill asan crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill asan crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -115,14 +115,14 @@ test-spark: .venv/spark
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
 
 search: .venv/spark ## Every order of steps of two protocols, with more that goes wrong than in make test: exactly-once processing (minutes), and the sink of Spark (an hour)
 	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py
 	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
@@ -140,6 +140,9 @@ broken: .venv/spark ## truenext's own client through networks that break, and ki
 
 guard: .venv/spark ## 2,000 guessed passwords (GUESSES=n), 1,000 cut connections with TLS, judged by the audit (CUTS=n), and 100 reloads of users and certificates under load (RELOADS=n)
 	TRUENEXT_GUESSES=$${GUESSES:-2000} TRUENEXT_CUTS=$${CUTS:-1000} TRUENEXT_RELOADS=$${RELOADS:-100} $(PYTEST) -s tests/integration/test_guesses.py tests/integration/test_tls_cuts.py tests/integration/test_reloads.py tests/spark/test_tls_cuts.py
+
+jms: .venv/test ## The unmodified JMS client: 2,000 requests between two users (REQUESTS=n), and failover through 20 cuts each in 20 runs (CUTS=n); needs Java
+	TRUENEXT_JMS_REQUESTS=$${REQUESTS:-2000} TRUENEXT_JMS_CUTS=$${CUTS:-20} $(PYTEST) -s -k "requests or cuts" tests/integration/openwire/test_jms_users.py tests/integration/openwire/test_jms_failures.py
 
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others; two services, a broker and connections that die at random for minutes
 	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed_process.py tests/stages/test_interactive_under_load.py tests/stages/test_poison.py tests/stages/test_unavailable_database.py tests/stages/test_stalled_worker.py tests/stages/outbox/test_chaos.py
@@ -172,6 +175,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.client
 	$(BIN)/python -m bench.flows
 	$(BIN)/python -m bench.topics
+	$(BIN)/python -m bench.openwire
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps

@@ -31,7 +31,7 @@ MEMORY_FOLDER_BYTES = 2 << 30
 """Space for up to 600 MiB of journal, and for checkpoint and history of one benchmark."""
 
 _PATIENCE = 60.0
-_PORT = re.compile(r"listening on stomp(?:\+ssl)?://127\.0\.0\.1:(\d+)")
+_PORT = re.compile(r"listening on (?:stomp|openwire)(?:\+ssl)?://127\.0\.0\.1:(\d+)")
 
 # All other settings are ActiveMQ's defaults; in particular, KahaDB syncs each transaction.
 _CONFIGURATION = """\
@@ -61,7 +61,7 @@ _CONFIGURATION = """\
       </systemUsage>
     </systemUsage>
     <transportConnectors>
-      <transportConnector name="stomp" uri="stomp://127.0.0.1:{port}"/>
+      <transportConnector name="bench" uri="{scheme}://127.0.0.1:{port}"/>
     </transportConnectors>
   </broker>
 </beans>
@@ -330,6 +330,7 @@ class ActiveMQ(Broker):
     """ActiveMQ of Debian's package ``activemq`` (or of ``ACTIVEMQ_HOME``) with a configuration of its own."""
 
     name = "ActiveMQ"
+    scheme = "stomp"
 
     def prepare(self, folder: Path) -> list[str]:
         java, home = _java(), activemq_home()
@@ -339,7 +340,7 @@ class ActiveMQ(Broker):
             (folder / part).mkdir()
         self._chosen_port = free_port()
         configuration = folder / "conf" / "activemq.xml"
-        configuration.write_text(_CONFIGURATION.format(base=folder, port=self._chosen_port))
+        configuration.write_text(_CONFIGURATION.format(base=folder, scheme=self.scheme, port=self._chosen_port))
         (folder / "conf" / "log4j.properties").write_text(_LOGGING)
         paths = {"home": home, "base": folder, "conf": folder / "conf", "data": folder / "data"}
         return [

@@ -4,7 +4,7 @@ TruenextError
 ├── LocalProtocolError      the caller broke the rules of the protocol
 ├── RemoteProtocolError     the peer broke the rules of the protocol; only its connection ends
 │   ├── NoSpaceError        the broker has no space for a request; the peer did nothing wrong
-│   └── OtherProtocolError  the peer speaks another protocol than STOMP
+│   └── OtherProtocolError  the peer speaks another protocol than expected
 ├── StoreError              the store cannot keep its promise; the broker stops
 │   └── StoreInUseError     another broker uses the data folder
 ├── HistoryError            history cannot be written or read; the broker stops
@@ -66,9 +66,11 @@ class Code(StrEnum):
 class RemoteProtocolError(TruenextError):
     """The peer broke the rules of the protocol, or requested something that cannot be done."""
 
-    def __init__(self, reason: str, code: Code = Code.HEADER) -> None:
+    def __init__(self, reason: str, code: Code = Code.HEADER, cause: Code | None = None) -> None:
+        """`cause` is the code of an earlier refusal that has led to this one."""
         super().__init__(reason)
         self.code = code
+        self.cause = cause
 
 
 class NoSpaceError(RemoteProtocolError):
@@ -80,7 +82,7 @@ class NoSpaceError(RemoteProtocolError):
 
 
 class OtherProtocolError(RemoteProtocolError):
-    """The peer speaks another protocol than STOMP; its connection ends."""
+    """The peer speaks another protocol than this connection is for; the connection ends."""
 
     def __init__(self, reason: str, protocol: str, answer: bytes) -> None:
         super().__init__(reason, Code.MALFORMED_FRAME)

@@ -31,6 +31,7 @@ KINDS += ["ended", "window", "requested", "started", "subscribed", "cause", "han
 REASONS = [None, "released", "clean", "unclean", "delayed", "blocking", "due"]
 REASONS += ["nacked", "aborted", "lost"]
 REASONS += [f"{failure} and {wait}" for failure in REASONS[-3:] for wait in ("delayed", "blocking")]
+REASONS += ["closed"]
 MODES = ["auto", "client", "client-individual"]
 for more in ("with selector", "with express", "with started", "pulling", "exclusive"):
     MODES += [f"{mode} {more}" for mode in MODES]

@@ -25,7 +25,19 @@ from truenext.history.export import delete_old_files, export_closed_files
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import HistoryWriter
-from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Begin,
+    Close,
+    Commit,
+    Nack,
+    Release,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.model.destination import Destination, DestinationKind, parse_address
 from truenext.model.events import (
     FILE,
@@ -252,6 +264,12 @@ def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[RecordedE
     recorded.commit()
     recorded.engine.commands.begin(session, Begin("t"))
     return recorded, session
+
+
+def test_end_of_a_consumer_that_counts_an_attempt_is_recorded_as_closed() -> None:
+    recorded, session = holding(3)
+    recorded.engine.commands.close(session, Close(["s"], 2))
+    assert returns(recorded) == [(1, 1, "closed"), (2, 1, "closed"), (3, 0, "released")]
 
 
 def test_nack_is_recorded_as_nacked_also_at_the_commit_of_its_transaction() -> None:
@@ -858,11 +876,12 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     assert path.exists()
 
 
-def test_history_of_the_version_before_is_read_and_goes_on_in_a_new_file(tmp_path: Path) -> None:
-    """Version 9 has fewer kinds of events, and is otherwise the same."""
+@pytest.mark.parametrize("version", range(OLDEST_HISTORY_VERSION, HISTORY_VERSION))
+def test_history_of_a_version_before_is_read_and_goes_on_in_a_new_file(tmp_path: Path, version: int) -> None:
+    """Earlier versions have fewer kinds and reasons of events, and are otherwise the same."""
     write(tmp_path, busy(random.Random(1), steps=4)).close()
     (path,) = history_files(tmp_path)
-    of_version(path, OLDEST_HISTORY_VERSION)
+    of_version(path, version)
     before = path.read_bytes()
     history = HistoryWriter(tmp_path)
     run, event = history.start_run(after_clean_stop=True)

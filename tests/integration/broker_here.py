@@ -11,10 +11,11 @@ from typing import Any
 from tests.integration import over_tls
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
+from truenext.broker.users import Users
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX
 from truenext.model.policy import Policies
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url
 from truenext.server.connection import ServerConnection
 from truenext.server.listener import Listener, ListenerTls, Places
 from truenext.store.embedded import EmbeddedStore
@@ -32,6 +33,7 @@ async def broker_here(
     url: str = "stomp://127.0.0.1:0",
     has_tls: bool = over_tls.IS_ON,
     send_buffer: int = 0,
+    users: Users | None = None,
 ) -> AsyncIterator[Listener]:
     """Run a broker in this process. Without a data folder it stores nothing on disk.
 
@@ -45,9 +47,9 @@ async def broker_here(
         history = HistoryWriter(data / "history", on_rotate=lambda: None)
         embedded.sync_history = history.sync
     engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history)
-    broker = Broker(engine, store, loop, history=history)
+    broker = Broker(engine, store, loop, history=history, users=users)
     await broker.start(after_clean_stop=recovered.clean_stop)
-    address, places = parse_url(url), Places(connections_max, before_login_max)
+    address, places = parse_listener_url(url), Places(connections_max, before_login_max)
     tls = ListenerTls(over_tls.server_context()) if has_tls else None
 
     def make_connection(sock: socket.socket, *arguments: Any, **options: Any) -> ServerConnection:

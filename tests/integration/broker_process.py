@@ -5,6 +5,7 @@ exit 0, and no end may leave an error in the log.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,8 @@ class BrokerProcess:
         assert line.startswith(f"listening on {over_tls.SCHEME}://127.0.0.1:"), (
             f"broker said {line!r}, and in its log:\n{self.log}"
         )
-        self.port = int(line.rpartition(":")[2])
+        # Other listeners follow, each on a line.
+        self.port = int(line.splitlines()[0].rpartition(":")[2])
 
     def _started(self, command: list[str]) -> subprocess.Popen[bytes] | Forked:
         if self._folder_of_held_disk is not None:
@@ -173,6 +175,20 @@ class BrokerProcess:
     @property
     def url(self) -> str:
         return f"{over_tls.SCHEME}://127.0.0.1:{self.port}"
+
+    @property
+    def openwire_url(self) -> str:
+        """URL for clients of ActiveMQ, if `options` have a listener for these."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        # A line of its own, which may come a little later than that of STOMP.
+        while (found := re.search(r"^listening on (openwire.*)\n", self._out.read_text(), re.MULTILINE)) is None:
+            assert time.monotonic() < deadline, f"broker does not listen for OpenWire, log:\n{self.log}"
+            time.sleep(0.002)
+        url = found[1]
+        scheme = "ssl" if url.startswith("openwire+ssl") else "tcp"
+        # Certificates of tests are for both names of this machine; Java's client compares names only.
+        host = "localhost" if scheme == "ssl" else "127.0.0.1"
+        return f"{scheme}://{host}:{url.rpartition(':')[2]}"
 
     def start_on_same_port(self) -> None:
         """Start a broker that the test has killed by other means, at the port that its clients know."""

@@ -28,7 +28,7 @@ from tests.integration.environments import ROOT
 PORT = "61613"
 _PROMPT = "@ready@"
 _FENCE = re.compile(r"((?:[^\n]+\n)*)\n?```([a-z]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"[Ss]ave[^.]*? as\s+`([a-z_]+\.py)`")
+_FILE = re.compile(r"[Ss]ave[^.]*? as\s+`(\w+\.(?:py|java))`")
 
 
 class Block(NamedTuple):

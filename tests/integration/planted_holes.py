@@ -24,12 +24,23 @@ from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import UserEntry, Users
 from truenext.cli.main import main as truenext
 from truenext.model import grants
-from truenext.model.commands import Browse, Commit, Disconnect, Login, Subscribe, Unsubscribe
+from truenext.model.commands import (
+    Browse,
+    Commit,
+    CreateTemporary,
+    Disconnect,
+    Login,
+    OpenProducer,
+    RemoveTemporary,
+    Subscribe,
+    Unsubscribe,
+)
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
 from truenext.model.pattern import matches
 from truenext.server.output import Output
 from truenext.tls import TlsSocket
+from truenext.wire.openwire.session import OpenWireSession
 
 
 class Patch(Protocol):
@@ -246,8 +257,8 @@ def of_a_composite_reply_to_only_the_first_part_is_checked(patch: Patch) -> None
         patch,
         ReplyRights,
         "_check_reply_to",
-        "in _named_in_reply_to(send.message.header):",
-        "in _named_in_reply_to(send.message.header)[:1]:",
+        "in _named_in(reply_to_address(send.message)):",
+        "in _named_in(reply_to_address(send.message))[:1]:",
     )
 
 
@@ -296,7 +307,7 @@ def a_dispatch_gives_no_right_to_reply(patch: Patch) -> None:
 
 
 def of_a_composite_reply_to_only_the_first_part_gives_a_right(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_rights", "in _named_in_reply_to(header):", "in _named_in_reply_to(header)[:1]:")
+    _change(patch, ReplyRights, "_add_rights", "in _named_in(reply_to):", "in _named_in(reply_to)[:1]:")
 
 
 def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) -> None:
@@ -309,7 +320,7 @@ def the_right_to_reply_to_a_topic_is_one_to_the_queue_of_its_name(patch: Patch) 
 
 
 def a_queue_that_exists_is_forgotten_with_old_topics(patch: Patch) -> None:
-    _change(patch, ReplyRights, "_give_rights", "by_address = repliers.queues", "by_address = repliers.others")
+    _change(patch, ReplyRights, "_add_rights", "by_address = repliers.queues", "by_address = repliers.others")
 
 
 def a_user_that_a_reload_removes_keeps_the_right_to_reply(patch: Patch) -> None:
@@ -536,3 +547,26 @@ def records_that_a_cut_socket_has_taken_do_not_count(patch: Patch) -> None:
 
 def a_record_behind_another_is_not_read(patch: Patch) -> None:
     _change(patch, TlsSocket, "recv", "if not incoming.pending:", "if True:")
+
+
+# JMS clients ----------------------------------------------------------------------------------------------------------
+
+
+def a_producer_needs_no_right(patch: Patch) -> None:
+    _allow(patch, OpenProducer)
+
+
+def a_temporary_queue_of_another_jms_client_is_made(patch: Patch) -> None:
+    _allow(patch, CreateTemporary)
+
+
+def a_temporary_queue_of_another_jms_client_is_removed(patch: Patch) -> None:
+    _allow(patch, RemoveTemporary)
+
+
+def an_id_of_another_connection_is_accepted(patch: Patch) -> None:
+    patch.setattr(OpenWireSession, "_check_owner", lambda *_: None)
+
+
+def a_run_of_sends_of_a_jms_client_is_not_checked(patch: Patch) -> None:
+    _change(patch, UserSessions, "guard", "if last_targets.get(session) is run.destination:", "if True:")

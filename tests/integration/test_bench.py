@@ -46,6 +46,12 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             ("bench.logins", "--clients", "40", "--users", "3", "--runs", "1"),
             r"40 clients of 3 users: back after \d+\.\d\d s .* ms by its own work",
         ),
+        (
+            ("bench.openwire", "--messages", "300", "--runs", "1", "--warmup", "0", "--connections", "20"),
+            r"(without loads: |\npersistent, commit per 100 +[\d,]+ )"
+            r"[\s\S]*\n(without users: |users, persistent, commit per 100: )"
+            r"[\s\S]*\ndecoding: [\s\S]*\nidle: 20 connections of [\s\S]*\ntopics: 300 messages to 10 consumers",
+        ),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
         (("bench.many", "--only", "names", "--count", "500"), r"500 names used once each, .* MiB of disk in the end"),
         (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),

@@ -235,7 +235,7 @@ def test_broker_with_a_certificate_of_another_authority_is_refused(
     logged = len(broker.log)
     check_no_broker(connect, broker.url, f"the broker's certificate is not accepted: {UNKNOWN}", ca=strangers.ca)
     # The client has told it the reason.
-    await_until(lambda: "unknown ca" in broker.log[logged:])
+    await_until(lambda: "unknown ca: the client does not trust the broker's certificate" in broker.log[logged:])
 
 
 def test_broker_with_a_certificate_that_the_system_does_not_trust_is_refused(

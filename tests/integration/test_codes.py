@@ -16,6 +16,7 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
 from truenext.store.memory import MemoryStore
 from truenext.testing import BlockingBroker
+from truenext.wire.stomp.server import STOMP_RULES, StompSession
 
 TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py", Code.BUSY: "test_logins.py", Code.FORBIDDEN: "test_grants.py"}
 
@@ -173,7 +174,7 @@ def test_a_send_without_disk_space_is_refused_with_its_code(monkeypatch: pytest.
 
 
 def test_a_connection_without_a_login_is_ended_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("truenext.server.connection.LOGIN_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(StompSession, "rules", STOMP_RULES._replace(opening_seconds_max=0.01))
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, b"", is_connected=False)))
     assert codes == [Code.LOGIN.value]

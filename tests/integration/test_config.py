@@ -127,14 +127,15 @@ def test_a_queue_has_the_policy_of_its_pattern(own_broker: BrokerProcess, file: 
 
 
 def test_a_faulty_file_is_refused_before_anything_is_made(tmp_path: Path, file: Path) -> None:
-    file.write_text('[policy]\npage_size = 0\n[policy."a..b"]\n[broker]\ndata = "data"\nlisten = ["tcp://a"]\n')
+    file.write_text('[policy]\npage_size = 0\n[policy."a..b"]\n[broker]\ndata = "data"\nlisten = ["http://a"]\n')
     ended = truenext("serve", "--config", file)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         f"truenext: {file}: [policy] page_size must be 1 to 100,000 messages, not 0\n"
         f'{file}: [policy."a..b"] is not a pattern of queue names: it has an empty word\n'
-        f"{file}: [broker] listen has an address that cannot be listened on: 'tcp://a' is not the address of a broker: "
-        "it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT\n"
+        f"{file}: [broker] listen has an address that cannot be listened on: 'http://a' is not the address of a broker"
+        ": it must be stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or "
+        "openwire+ssl://HOST:PORT\n"
     )
     assert not (tmp_path / "data").exists()
 

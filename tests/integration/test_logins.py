@@ -202,6 +202,14 @@ def test_password_with_spaces_and_signs_is_accepted(guarded_broker: GuardedBroke
     assert code_of(login_answer(guarded_broker, "odd", password.strip())) == "login"
 
 
+def test_refusal_before_login_is_logged_once_also_with_users(guarded_broker: GuardedBroker) -> None:
+    frame = connect_frame({**credentials("shop", word_of("shop")), "receipt": "r"})
+    assert code_of(answer_to(guarded_broker, frame)) == "login"
+    assert "CONNECT cannot ask for a receipt" in guarded_broker.log
+    assert code_of(login_answer(guarded_broker, "shop", "wrong")) == "login"
+    assert guarded_broker.log.count("login failed ") == guarded_broker.log.count("client refused ") == 1
+
+
 def test_frames_behind_a_wrong_connect_in_one_segment_are_not_executed(guarded_broker: GuardedBroker) -> None:
     right = connect_frame(credentials("shop", word_of("shop")))
     for name, behind in {

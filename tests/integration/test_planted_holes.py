@@ -21,12 +21,14 @@ from hypothesis import seed
 from tests.integration import broker_process, planted_holes, test_grants, test_logins, test_reply_rights, test_tls
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import Forked
+from tests.integration.openwire import test_raw_grants
 from tests.integration.planted_holes import Hole
 from tests.integration.raw_client import RawClient
 from tests.integration.test_grants import RequestRefused, UserClient
 from tests.integration.test_logins import GuardedBroker
 from tests.property import test_grants as test_patterns
 from tests.unit import test_tls as test_tls_socket
+from truenext.wire.openwire.structures import TemporaryQueueName
 
 Check = Callable[[Path], None]
 """Test that a hole must make fail; called with an empty folder."""
@@ -143,6 +145,38 @@ def of_logins(test: Callable[[GuardedBroker], None]) -> Check:
             test(broker)
 
     return check
+
+
+def of_jms(test: Callable[[BrokerProcess, Callable[..., test_raw_grants.JmsUser]], None]) -> Check:
+    """Return a check with JMS clients, frame by frame."""
+
+    def check(folder: Path) -> None:
+        listen = ["--listen", "openwire://127.0.0.1:0"]
+        broker = BrokerProcess(folder, ["--users", str(test_raw_grants.users_file(folder)), *listen])
+        broker.start()
+        with intact(broker), test_raw_grants.connecting(broker) as connect:
+            test(broker, connect)
+
+    return check
+
+
+def of_jms_matrix(row: str, lacks: str) -> Check:
+    """Return a check of one case of the rows of JMS clients."""
+    (case,) = (case for case in test_raw_grants.CASES if (case.row.name, case.lacks) == (row, lacks))
+    return of_jms(
+        lambda broker, connect: (
+            test_raw_grants.test_command_with_just_its_rights_is_executed_and_without_one_is_refused(
+                broker, connect, case
+            )
+        )
+    )
+
+
+GUESSED_NAMES = of_jms(
+    lambda _, connect: test_raw_grants.test_guessed_name_of_a_temporary_destination_gives_nothing(
+        connect, TemporaryQueueName
+    )
+)
 
 
 def of_log(folder: Path) -> None:
@@ -339,6 +373,15 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.a_record_behind_another_is_not_read: lambda _: (
         test_tls_socket.test_records_that_came_together_are_read_together()
     ),
+    planted_holes.a_producer_needs_no_right: of_jms_matrix("producer", "send {p}.q"),
+    planted_holes.a_temporary_queue_of_another_jms_client_is_made: GUESSED_NAMES,
+    planted_holes.a_temporary_queue_of_another_jms_client_is_removed: GUESSED_NAMES,
+    planted_holes.an_id_of_another_connection_is_accepted: of_jms(
+        lambda _, connect: test_raw_grants.test_ids_of_another_connection_are_refused_and_the_broker_names_no_user(
+            connect
+        )
+    ),
+    planted_holes.a_run_of_sends_of_a_jms_client_is_not_checked: of_jms_matrix("many sends", "send {p}.q"),
 }
 
 

@@ -437,6 +437,7 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
     ("options", "message"),
     [
         (["--listen", "stomp+ssl://127.0.0.1:0"], "needs a certificate: --certificate FILE"),
+        (["--listen", "openwire+ssl://127.0.0.1:0"], "openwire+ssl://127.0.0.1:0 needs a certificate: --certificate"),
         (["--certificate", "{tmp}/text"], "certificate {tmp}/text and key {tmp}/text cannot be used: "),
         (["--certificate", "{made}/ca.pem"], "and key {made}/ca.pem cannot be used: "),
         (["--certificate", "{made}/ca.pem", "--key", "{made}/broker.pem"], "cannot be used: key values mismatch"),
@@ -461,8 +462,13 @@ def test_reload_takes_a_changed_certificate_for_new_connections(tmp_path: Path) 
         (["--certificate", "{tmp}/open.pem"], "other users of this machine can write to {tmp}/open.pem"),
         (
             ["--users", "{tmp}/users.toml", "--listen", "stomp://0.0.0.0:0"],
-            "passwords would not be encrypted",
+            "passwords would not be encrypted; listen on stomp+ssl:// with a certificate",
         ),
+        (
+            ["--users", "{tmp}/users.toml", "--listen", "openwire://0.0.0.0:0"],
+            "passwords would not be encrypted; listen on openwire+ssl:// with a certificate",
+        ),
+        (["--listen", "openwire://0.0.0.0:0"], "without a password; listen on 127.0.0.1, give the broker users"),
     ],
 )
 def test_serve_with_a_file_that_is_no_use_says_so_in_one_sentence(

@@ -290,10 +290,11 @@ def test_clients_of_other_protocols_are_refused_and_logged_once_each(own_broker:
                 other.write(bytes([byte]))
             assert other.read() == b""
     lines = [line for line in own_broker.log.splitlines() if "it speaks another protocol" in line]
-    assert [re.findall("protocol='(.*)'", line) for line in lines] == [
+    assert [re.findall("protocol='(.*?)'", line) for line in lines] == [
         *(["HTTP"], ["TLS"], ["AMQP"], ["MQTT"], ["OpenWire"])
     ]
     assert all(" WARNING client refused: " in line and "client='127.0.0.1:" in line for line in lines)
+    assert "for OpenWire, add openwire://HOST:PORT, with TLS openwire+ssl://HOST:PORT, to the addresses" in lines[-1]
     own_broker.connect().send("q", b"", confirmed=True)
 
 
@@ -372,6 +373,21 @@ def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_i
         assert (error.command, error.headers["message"]) == ("ERROR", "no CONNECT within 5 seconds")
         client.await_end()
     assert kept.arrived() == []
+
+
+def test_connect_that_came_while_the_broker_was_suspended_is_not_late(own_broker: BrokerProcess) -> None:
+    clients = [own_broker.connect(sends_connect=False) for _ in range(3)]
+    # All of them are accepted once a later one is.
+    own_broker.connect().close()
+    own_broker.send_signal(signal.SIGSTOP)
+    try:
+        for client in clients:
+            client.write(connect_frame())
+        time.sleep(LOGIN_SECONDS_MAX + 0.3)
+    finally:
+        own_broker.send_signal(signal.SIGCONT)
+    for client in clients:
+        assert client.await_connected().command == "CONNECTED"
 
 
 @AMID_TRAFFIC
@@ -1280,6 +1296,15 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
     assert "stop the program that listens there, perhaps another broker, or choose another port" in complaint
     own_broker.start()
     assert bodies(own_broker.remaining_messages("q")) == ["transient", "persistent"]
+
+
+def test_two_addresses_with_one_port_are_refused_before_the_broker_listens() -> None:
+    addresses = ("--listen", "stomp://127.0.0.1:61616", "--listen", "openwire://127.0.0.1")
+    result = truenext("serve", "--memory", *addresses)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.decode() == (
+        "truenext: two addresses of --listen name 127.0.0.1:61616: give each a port of its own\n"
+    )
 
 
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:

@@ -80,6 +80,7 @@ from truenext.model.commands import (
     AckMode,
     Begin,
     Browse,
+    Close,
     Commit,
     Credit,
     Login,
@@ -217,6 +218,14 @@ INVALID_REQUESTS = [
 CAUSES = OneOf(["", "", "one", "another", "a\\: third\n\u00fc"])
 ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "connect": (1, LOGIN),
+    "keep": (0, {"which": PICK}),
+    "close": (0, {"peer_index": PICK, "of": OneOf([1, 1, 2, 3, 7]), "last": OneOf([None, 0, 0, 1, 2, 3, 5])}),
+    "disconnect_naming": (0, {"peer_index": PICK, "last": OneOf([None, 0, 1, 2, 3])}),
+    "send_numbered_by_jms": (
+        0,
+        SENDING | {"producer": OneOf(["p", "p", "q", "j", "k"]), "step": OneOf([1, 1, 1, 2, 0, -1])},
+    ),
+    "forget_jms_producers": (0, {"peer_index": PICK, "producers": Several(OneOf("pqjk"), 2)}),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
     "end_durable": (0, {"peer_index": PICK, "name": OneOf(["n", "n", "o"])}),
@@ -294,6 +303,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "pull_and_wait": (1, {"which": PICK, "messages": OneOf([1, 2, 100])}),
+    "pull_for": (0, {"which": PICK, "messages": OneOf([1, 1, 2]), "milliseconds": OneOf([1, 5, 20, 1000])}),
     "withdraw": (1, {"which": PICK, "has_correlation": YES_OR_NO, "pulls_again": OneOf([False] * 4 + [True])}),
     "send_invalid_request": (1, {"peer_index": PICK, "which": PICK, "what": OneOf(INVALID_REQUESTS)}),
     "mark_rollback_only": (0, {"which": PICK}),
@@ -653,6 +663,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for number in recovered.paused:
             self.engine.lifespan.restore_pause(queues[number])
         self.engine.state.producers.restore(recovered.producers.items())
+        self.engine.state.jms_producers.restore(recovered.producers.items())
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
             self.engine.lifespan.restore_lane(queues[number], rank, count)
@@ -788,12 +799,18 @@ class BrokerMachine(RuleBasedStateMachine):
             "acknowledge_and_read_on": not self._answerable(),
             "nack": not self._answerable(),
             "nack_acknowledged": not self._acknowledged_inside(),
+            "keep": not self._keepable(),
+            "close": not self._jms_clients(),
+            "disconnect_naming": not self._jms_clients(),
+            "send_numbered_by_jms": not self._jms_clients(),
+            "forget_jms_producers": not self._jms_clients(),
             "mark_started": not self._beginnable(),
             "release": not self._can_release(),
             "cut": not self._truenext_clients(),
             "wake": not self._wakeable(),
             "pull": not self._pulling(),
             "pull_and_wait": not self._pulling(),
+            "pull_for": not self._pulling(),
             "withdraw": not self._pulling(),
             "mark_rollback_only": not self._doomable(),
             "send_without_room": not self._open_transactions(),
@@ -836,11 +853,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Connections and subscriptions ------------------------------------------------------------------------------------
 
-    def connect(self, is_truenext_client: bool) -> None:
+    def connect(self, is_truenext_client: bool, is_jms_client: bool = False) -> None:
+        is_truenext_client &= not is_jms_client
         name = self._fresh("s")
         note(f'{name} = engine.commands.connect("{name}")')
-        login = Login(number=1 if is_truenext_client else 0)
-        peer = self.oracle.connect(name, is_truenext_client=is_truenext_client)
+        login = Login(number=1 if is_truenext_client else 0, is_jms_client=is_jms_client)
+        peer = self.oracle.connect(name, is_truenext_client=is_truenext_client, is_jms_client=is_jms_client)
         self.sessions[peer] = self.engine.commands.connect(name)
         note(f"engine.commands.log_in({name}, {login})")
         self.engine.commands.log_in(self.sessions[peer], login)
@@ -858,7 +876,7 @@ class BrokerMachine(RuleBasedStateMachine):
         selector: str | None,
     ) -> None:
         peer, session = self._peer(peer_index)
-        arguments = {
+        arguments: dict[str, Any] = {
             "queue": queue,
             "mode": mode,
             "window": window,
@@ -877,6 +895,10 @@ class BrokerMachine(RuleBasedStateMachine):
         destination = parse_address(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
+        if peer.is_jms_client:
+            mode, is_pulling = AckMode.INDIVIDUAL, True  # C26.3
+        elif window == 0:
+            window = 1
         if is_pulling:
             mode = AckMode.INDIVIDUAL if mode is AckMode.AUTO else mode
             window, has_express = None, False
@@ -905,12 +927,59 @@ class BrokerMachine(RuleBasedStateMachine):
         if queue.startswith("Consumer.") or durable:
             # From its receipt on it collects.
             self.request_receipt(peer_index)
+        if peer.is_jms_client and (prefetch := _prefetch(arguments)):
+            self._pull(reader, prefetch, True, None)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
         note(f'engine.commands.unsubscribe({reader.peer.name}, Unsubscribe("{reader.subscription}"))')
         self.engine.commands.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
         self.oracle.unsubscribe(reader)
+
+    def close(self, peer_index: int, of: int, last: int | None) -> None:
+        """A JMS client ends some of its consumers, and names a message that one of them holds, or that none holds."""
+        peer = _one_of(self._jms_clients(), peer_index)
+        session = self.sessions[peer]
+        readers = _some_of([reader for reader in self.oracle.readers if reader.peer is peer], of)
+        self._take_kept(peer, readers)
+        letter = self._last_delivered(peer, last)
+        close = Close([reader.subscription for reader in readers], self.oracle.sequences[letter] if letter else None)
+        note(f"engine.commands.close({peer.name}, {close})")
+        self.engine.commands.close(session, close)
+        if readers:
+            self.oracle.close(readers, letter)
+
+    def _last_delivered(self, peer: Peer, last: int | None) -> Letter | None:
+        """Return one of the messages that the connection holds; None if there is none, or `last` is None."""
+        readers = [reader for reader in self.oracle.readers if reader.peer is peer]
+        held = [letter for reader in readers for letter in self.oracle.unacknowledged(reader)]
+        return None if last is None or not held else _one_of(held, last)
+
+    def _take_kept(self, peer: Peer, readers: list[Reader]) -> None:
+        """C26.6: what consumers that end have kept is the transaction's."""
+        for reader in readers:
+            for work in peer.transactions.values():
+                for letter in [each for each in self.oracle.kept(work) if each.holder is reader]:
+                    if not work.is_rollback_only:
+                        ack = Ack(reader.subscription, self.oracle.sequences[letter], work.name)
+                        note(f"engine.commands.acknowledge({peer.name}, {ack})")
+                        self.engine.commands.acknowledge(self.sessions[peer], ack)
+            self.oracle.take_kept(peer, reader)
+
+    def disconnect_naming(self, peer_index: int, last: int | None) -> None:
+        """As ConnectionEnds.disconnect does it."""
+        peer = _one_of(self._jms_clients(), peer_index)
+        session = self.sessions[peer]
+        letter = self._last_delivered(peer, last)
+        if letter is not None:
+            sequence = self.oracle.sequences[letter]
+            note(f"engine.commands.subscribing.requeue_delivered({peer.name}, ..., {sequence})")
+            self.engine.commands.subscribing.requeue_delivered(session, session.consumers.values(), sequence)
+        note(f"engine.commands.disconnect({peer.name}, is_exempt=True, is_requested=True)")
+        self.engine.commands.disconnect(session, is_exempt=True, is_requested=True)
+        self.oracle.disconnect(peer, True, is_by_frame=True, last_delivered=letter)
+        self.browses = [browse for browse in self.browses if browse.peer is not peer]
+        del self.sessions[peer]
 
     def end_durable(self, peer_index: int, name: str) -> None:
         """End the subscription by its subscriber, or by any connection if it has none."""
@@ -966,7 +1035,7 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, _session = self._peer(peer_index)
         arguments_of_all = [self.subscribe_arguments[reader] for reader in self.oracle.readers if reader.peer is peer]
         self._disconnect(peer_index, is_in_time and peer.is_truenext_client, sent_count)
-        self.connect(peer.is_truenext_client)
+        self.connect(peer.is_truenext_client, peer.is_jms_client)
         for arguments in arguments_of_all:
             self.subscribe(len(self.sessions) - 1, **arguments)
 
@@ -1070,7 +1139,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def _send_numbered(
         self, peer_index: int, queue: str, priority: int, persistent: bool, producer: str, number: int
     ) -> bool:
-        """Returns: False if the number is refused, or the producer one too many; the connection has ended then."""
+        """Returns: False if the number is refused, or the producer one too many; the connection has ended then.
+        JMS clients have `send_numbered_by_jms`."""
+        others = [index for index, peer in enumerate(self.sessions) if not peer.is_jms_client]
+        if not others:
+            return False
+        peer_index = _one_of(others, peer_index) if len(others) < len(self.sessions) else peer_index
         peer, session = self._peer(peer_index)
         parcel = self._parcel(priority, persistent, None, False)
         numbered = self._numbered(producer, Frame.SEND, number)
@@ -1084,6 +1158,33 @@ class BrokerMachine(RuleBasedStateMachine):
         _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, numbered))
         self._later()
         return True
+
+    def send_numbered_by_jms(
+        self, peer_index: int, queue: str, priority: int, persistent: bool, producer: str, step: int
+    ) -> None:
+        """The next number of a producer, a later one, or one that is a repeat."""
+        peer = _one_of(self._jms_clients(), peer_index)
+        session = self.sessions[peer]
+        remembered = self.oracle.jms_producers.remembered()
+        while producer in remembered and not self._is_recent(remembered[producer].used_ms):
+            producer += producer[0]
+        known = remembered.get(producer)
+        number = max(1, (0 if known is None else known.highest(Frame.SEND)) + step)
+        parcel = self._parcel(priority, persistent, None, False)
+        send = _send(parse_address(_address(queue), session.id), parcel, None, producer, number)
+        note(f"engine.commands.send({peer.name}, Send({queue}, {parcel}, None, {producer}, {number}))")
+        self.engine.commands.send(session, send)
+        _check_repeat(send, self.oracle.send_numbered_by_jms(peer, queue, parcel, producer, number))
+        # So that one of too many is the longest unused.
+        self.advance(1)
+
+    def forget_jms_producers(self, peer_index: int, producers: list[str]) -> None:
+        peer = _one_of(self._jms_clients(), peer_index)
+        session = self.sessions[peer]
+        note(f"engine.state.producers_of({peer.name}).forget({peer.name}, {producers})")
+        self.engine.state.producers_of(session).forget(session, producers)
+        self.oracle.forget_jms_producers(peer, producers)
+        self.request_receipt(list(self.sessions).index(peer))
 
     def _must_be_refused(self, numbered: Numbered) -> bool:
         is_one_too_many = self.oracle.producers.is_refused(numbered.producer, self.oracle.now_ms)
@@ -1175,6 +1276,15 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.acknowledge(reader.peer, letter, transaction)
         if has_receipt:
             self.request_receipt(list(self.sessions).index(reader.peer))
+
+    def keep(self, which: int) -> None:
+        """A JMS client acknowledges a message in a transaction. The broker does nothing until COMMIT."""
+        letter = _one_of(self._keepable(), which)
+        assert letter.holder is not None
+        peer = letter.holder.peer
+        transaction = self._transaction(peer)
+        note(f"# {peer.name} keeps {letter} for {transaction}")
+        self.oracle.keep(peer, letter, transaction)
 
     def acknowledge_and_end(self, which: int) -> None:
         """In a transaction that is committed while what is left of the durable subscription is removed."""
@@ -1316,8 +1426,13 @@ class BrokerMachine(RuleBasedStateMachine):
         reader = _one_of(self._pulling(), which)
         self._pull(reader, messages, waits, self._fresh("a") if has_correlation else None)
 
-    def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
-        credit = Credit(reader.subscription, messages, waits, correlation)
+    def pull_for(self, which: int, messages: int, milliseconds: int) -> None:
+        """C26.4: a pull request with a time."""
+        reader = _one_of(self._pulling(), which)
+        self._pull(reader, messages, True, self._fresh("a"), milliseconds)
+
+    def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None, wait_ms: int = 0) -> None:
+        credit = Credit(reader.subscription, messages, waits, correlation, wait_ms)
         note(f"engine.commands.pull({reader.peer.name}, {credit})")
         withdrawn = self.engine.commands.pull(self.sessions[reader.peer], credit)
         answer = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
@@ -1326,7 +1441,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         if answer is not None:
             raise Disagreement(f"{reader} has asked for more, and is told {answer}")
-        self.oracle.pull(reader, messages, waits=waits, correlation=correlation)
+        self.oracle.pull(reader, messages, waits=waits, correlation=correlation, wait_ms=wait_ms)
 
     def pull_and_wait(self, which: int, messages: int) -> None:
         """Pull without other actions until all ready messages have come, or the end of the pull request is reported."""
@@ -1636,7 +1751,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f'engine.commands.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))  # {may=}')
                 self.engine.commands.send(session, send)
         except NoSpaceError:
-            if peer.is_truenext_client:
+            if peer.is_truenext_client or peer.is_jms_client:
                 self._mark_rollback_only(peer, transaction)
             else:
                 self.disconnect(peer_index, True, 0)
@@ -1696,6 +1811,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def abort(self, which: int, counts_all: bool) -> None:
         peer, transaction = _one_of(self._all_transactions(), which)
+        counts_all &= not peer.is_jms_client  # C26.7
         abort = Abort(transaction, counts_all)
         note(f"engine.commands.abort({peer.name}, {abort})")
         self.engine.commands.abort(self.sessions[peer], abort)
@@ -1721,6 +1837,11 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'engine.commands.commit({peer.name}, Commit("{transaction}", {numbered}, counts_all={counts_all}))')
         commit = _commit_of(transaction, numbered)
         commit.counts_all = counts_all
+        if transaction in peer.transactions:
+            for letter in self.oracle.kept(peer.transactions[transaction]):
+                assert letter.holder is not None
+                commit.acks = [*commit.acks, Ack(letter.holder.subscription, self.oracle.sequences[letter])]
+            note(f"# with {commit.acks}")
         self.engine.commands.commit(self.sessions[peer], commit)
         _check_repeat(commit, self.oracle.commit(peer, transaction, numbered, counts_all=counts_all))
         if numbered is not None:
@@ -2446,7 +2567,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_rollback_only]
 
     def _doomable(self) -> list[tuple[Peer, str]]:
-        return [each for each in self._all_transactions() if each[0].is_truenext_client]
+        return [each for each in self._all_transactions() if each[0].is_truenext_client or each[0].is_jms_client]
 
     def _acknowledged_inside(self) -> list[Letter]:
         """Return the messages of existing subscriptions that are acknowledged in transactions that may go on."""
@@ -2455,6 +2576,13 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _beginnable(self) -> list[Letter]:
         return [each for each in self._answerable() if each.holder is not None and each.holder.peer.is_truenext_client]
+
+    def _keepable(self) -> list[Letter]:
+        """Return the messages that JMS clients may acknowledge in a transaction."""
+        return [each for each in self._answerable() if each.holder is not None and each.holder.peer.is_jms_client]
+
+    def _jms_clients(self) -> list[Peer]:
+        return [peer for peer in self.sessions if peer.is_jms_client]
 
     def _truenext_clients(self) -> list[Peer]:
         return [peer for peer in self.sessions if peer.is_truenext_client]
@@ -3263,6 +3391,102 @@ class WildcardGroupsMachine(WildcardMachine, SelectingMachine):
         return super()._parcel(priority, persistent, None, is_big)
 
 
+class JmsMachine(BrokerMachine):
+    """Most clients are JMS clients: they keep messages for their transactions, end consumers by name of a message, lose
+    connections, and number their sends, with more producers than are remembered (chapter 26)."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 2 + [(2000, NO_LIMIT)]),
+        "page_size": OneOf([1, 2, 4, 1000]),
+        "retries": OneOf([Retries()] * 3 + [Retries(0, 5), Retries(5, 20, 2.0, 30, holds=True)]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "connect": 1,
+        "subscribe": 5,
+        "unsubscribe": 0,
+        "disconnect": 4,
+        "disconnect_naming": 3,
+        "reconnect": 4,
+        "browse": 1,
+        "send": 16,
+        "send_in_transaction": 3,
+        "send_numbered": 6,
+        "send_numbered_by_jms": 10,
+        "forget_jms_producers": 1,
+        "repeat_send": 4,
+        "query_producer": 5,
+        "acknowledge": 2,
+        "keep": 20,
+        "close": 8,
+        "nack": 3,
+        "pull": 2,
+        "pull_for": 6,
+        "withdraw": 2,
+        "mark_rollback_only": 1,
+        "commit": 10,
+        "abort": 4,
+        "advance": 2,
+        "request_receipt": 2,
+        "turn": 1,
+        "turn_and_send": 40,
+        "take_batch": 2,
+        "batch_is_written": 1,
+        "batch_becomes_durable": 2,
+        "all_becomes_durable": 10,
+        "read_page": 2,
+        "deliver_page": 2,
+        "all_pages_are_there": 6,
+        "squeeze": 4,
+        "change_policies": 1,
+        "settle": 1,
+        "crash": 1,
+        "restart": 2,
+    }
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
+        "connect": {"is_jms_client": OneOf([True] * 3 + [False])},
+        "disconnect": {"is_clean": OneOf([False, False, True])},
+        "reconnect": {"is_in_time": OneOf([False, False, True])},
+        "subscribe": {
+            "queue": OneOf(["a"] * 6 + ["b", "DLQ.a", "/topic/news"]),
+            "mode": OneOf([AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.AUTO]),
+            "window": OneOf([0, 0, 1, 2, 3, 5, 8, None]),
+            "selector": OneOf([None] * 10 + sorted(SELECTORS_OF_CONSUMERS)),
+        },
+        "send": {
+            "queue": OneOf(["a"] * 6 + ["b", "/topic/news"]),
+            "persistent": OneOf([False, True, True]),
+            "count": OneOf([2, 3, 5, 8]),
+            "expires_in": OneOf([None] * 9 + [5]),
+        },
+        "send_in_transaction": {"commits": OneOf([False])},
+        "acknowledge": {"in_transaction": OneOf([True, False, False])},
+        "send_numbered": {"producer": OneOf("pqjk"), "are_persistent": OneOf([[True]])},
+        "send_numbered_by_jms": {"producer": OneOf("pqjkl"), "step": OneOf([1, 1, 0, 0, 2, -1])},
+        "query_producer": {"producer": OneOf("pqjk"), "number": OneOf([None, 0]), "resolves": OneOf([False])},
+        "nack": {"is_rejected": OneOf([False, True])},
+        "advance": {"milliseconds": OneOf([1, 5, 20, HOUR_MS, 3 * DAY_MS])},
+    }
+    PRODUCERS_MAX: ClassVar[int] = 3
+
+    @contextmanager
+    def _comparing(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch, super()._comparing():
+            targets.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
+            yield
+
+    def turn_and_send(self) -> None:
+        """C26.3: before the turn, as after a read of the socket, messages are requested up to the prefetch."""
+        for reader in [reader for reader in self.oracle.readers if reader.peer.is_jms_client]:
+            prefetch = _prefetch(self.subscribe_arguments[reader])
+            missing = prefetch - len(self.oracle.unacknowledged(reader)) - reader.requested
+            if prefetch and missing > 0:
+                self._pull(reader, missing, True, None)
+        super().turn_and_send()
+
+    def _later(self) -> None:
+        self.advance(1)
+
+
 MACHINES: list[type[BrokerMachine]] = [
     WildcardMachine,
     WildcardSelectingMachine,
@@ -3287,6 +3511,7 @@ MACHINES: list[type[BrokerMachine]] = [
     SelectingMachine,
     GroupsMachine,
     ExpiringGroupsMachine,
+    JmsMachine,
 ]
 
 
@@ -3341,6 +3566,12 @@ def _query_waiting(engine: Engine, queue: Queue) -> None:
         for cursor in scan.cursors.values():
             assert isinstance(cursor, GroupScanCursor)
             cursor.first_for(consumer)
+
+
+def _prefetch(subscribe_arguments: dict[str, Any]) -> int:
+    """Return the prefetch of a JMS client's consumer (C26.3)."""
+    window = subscribe_arguments["window"]
+    return 100 if window is None else window
 
 
 def _one_of(items: list[T], which: int) -> T:
@@ -3418,7 +3649,7 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
         entry.deliveries,
         entry.attempts,
         entry.is_first_of_group,
-        entry.was_lost,
+        entry.was_lost and entry.attempts > 0,
         (entry.causes.first, entry.causes.last) if entry.causes is not None else NO_CAUSES,
         _original_causes(message),
         _is_redelivered(entry, is_browse=is_browse),
@@ -3426,6 +3657,7 @@ def _seen(entry: Entry, queue: str, *, is_browse: bool = False) -> Seen:
         tuple(each.removeprefix("/queue/") for each in headers.get("truenext-on-failure", "").split(" ") if each),
         headers.get("truenext-original-destination", "").removeprefix("/queue/") if failure else "",
         int(decode_header_lines(message.header).get("truenext-due", "0")),
+        entry.redelivery_count,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tests.property.producers_oracle import Kind, NumberStatus, Producers
+from tests.property.producers_oracle import JmsProducers, Kind, NumberStatus, Producers
 from truenext.model.commands import AckMode
 
 UNSENT_BYTES_MAX = 1024 * 1024
@@ -159,6 +159,8 @@ class Peer:
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
     is_truenext_client: bool = False
     """True if the client said so (C22.1)."""
+    is_jms_client: bool = False
+    """C26.1."""
     is_cut: bool = False
     """C22.5; the machine may go on with it all the same."""
     round: int = 0
@@ -210,6 +212,8 @@ class Reader:
     """True if the pull request stays until all its messages have come (C21.2)."""
     correlation: str | None = None
     """Correlation of the last pull request."""
+    pull_ends_ms: int | None = None
+    """C26.4: time at which the pull request is withdrawn, by the clock that does not jump."""
 
     @property
     def is_of_many(self) -> bool:
@@ -292,6 +296,8 @@ class Letter:
     removed_in: int | None = None
     is_removed: bool = False
     holder: Reader | None = None
+    kept_by: "Work | None" = None
+    """C26.5: transaction that acknowledges it with its COMMIT."""
     acknowledged_by: "Work | None" = None
     nacked_by: "Work | None" = None
     is_first_of_group: bool = False
@@ -307,6 +313,8 @@ class Letter:
     """True if the next dispatch is `redelivered` (C10.1, C10.14)."""
     was_lost: bool = False
     """True if its last attempt was a lost connection."""
+    was_held_when_lost: bool | None = False
+    """C26.8: True if a connection that held it was lost; None if a crash may have forgotten that."""
     causes: tuple[str, str] = NO_CAUSES
     original_causes: tuple[str, str] = NO_CAUSES
     """Causes in a dead letter, those of the original message."""
@@ -432,6 +440,8 @@ class Seen:
     failed_in: str = ""
     due_ms: int = 0
     """C14.12: what the MESSAGE says."""
+    redeliveries: int = 0
+    """C26.8: what a JMS client is told."""
 
 
 @dataclass(frozen=True)
@@ -494,6 +504,7 @@ class Oracle:
         self.sequences: dict[Letter, int] = {}
         """The broker's sequence of each message that was seen."""
         self.producers = Producers(producers_max, resolved_max)
+        self.jms_producers = JmsProducers(producers_max, resolved_max)
         self.planned: list[Planned] = []
         self.paused: frozenset[str] = frozenset()
         self.pauses: list[tuple[int, str, bool]] = []
@@ -527,8 +538,8 @@ class Oracle:
 
     # What the world asks ----------------------------------------------------------------------------------------------
 
-    def connect(self, name: str, *, is_truenext_client: bool = False) -> Peer:
-        peer = Peer(name, is_truenext_client=is_truenext_client)
+    def connect(self, name: str, *, is_truenext_client: bool = False, is_jms_client: bool = False) -> Peer:
+        peer = Peer(name, is_truenext_client=is_truenext_client, is_jms_client=is_jms_client)
         self.peers.append(peer)
         return peer
 
@@ -634,6 +645,21 @@ class Oracle:
         self._requeue(covered, failed=covered, is_tried_later=True, is_by_frame=True)
         self._free_groups_of_suspended()
 
+    def keep(self, peer: Peer, letter: Letter, transaction: str) -> None:
+        """C26.5: a JMS client acknowledges a message in a transaction: until COMMIT its consumer holds it."""
+        letter.kept_by = peer.transactions[transaction]
+
+    def kept(self, work: Work) -> list[Letter]:
+        return [letter for letter in self.letters if letter.kept_by is work]
+
+    def take_kept(self, peer: Peer, reader: Reader) -> None:
+        """C26.6: what a consumer that ends has kept is the transaction's from then on."""
+        for work in peer.transactions.values():
+            for letter in [each for each in self.kept(work) if each.holder is reader]:
+                letter.kept_by = None
+                if not work.is_rollback_only:
+                    self.acknowledge(peer, letter, work.name)
+
     def nack_acknowledged(self, letter: Letter, options: NackOptions) -> None:
         """C9.3: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
@@ -675,6 +701,8 @@ class Oracle:
             return status
         self._event += 1
         work = peer.transactions.pop(transaction)
+        # C26.5: in one step.
+        work.acknowledged += self.kept(work)
         # C3.2: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         made = len(self.made_in)
         spread = [self.copied_to(queue, parcel, peer) for queue, parcel in work.sends]
@@ -745,6 +773,9 @@ class Oracle:
         # C10.2: every message the transaction acknowledged or NACKed, or what it NACKed if the frame or its BEGIN says
         # so.
         work = peer.transactions.pop(transaction)
+        # C26.5: nothing happens to what its consumers hold.
+        for letter in self.kept(work):
+            letter.kept_by = None
         returned = work.acknowledged + work.nacked
         for letter in returned:
             letter.nack_options = NackOptions()
@@ -791,14 +822,19 @@ class Oracle:
     def wake(self, reader: Reader) -> None:
         reader.is_suspended = False
 
-    def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
+    def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None, wait_ms: int = 0) -> None:
         """C21.6: a pull request that comes while another is open adds to it; whether it waits is what the last one
         says. C21.4: it wakes a suspended subscription."""
         assert reader.requested + messages <= REQUESTED_MAX
         reader.requested += messages
         reader.waits = waits
         reader.correlation = correlation
+        reader.pull_ends_ms = self.steady_ms + wait_ms if wait_ms else None
         reader.is_suspended = False
+
+    def _is_pull_over(self, reader: Reader) -> bool:
+        """C26.4."""
+        return reader.requested > 0 and reader.pull_ends_ms is not None and reader.pull_ends_ms <= self.steady_ms
 
     def withdraw(self, reader: Reader, correlation: str | None, answer: Ended | None) -> None:
         """C21.5: answered at once, with how many have not come, and nothing comes behind the answer."""
@@ -832,6 +868,28 @@ class Oracle:
         self._wait(reader.peer, may=self.gathering)
         self._requeue(self.unacknowledged(reader), failed=[], is_by_frame=True)
         self._end_subscription(reader)
+        self._free_groups_of_suspended()
+
+    def close(self, readers: list[Reader], last_delivered: Letter | None) -> None:
+        """C26.7: all in one step; an attempt counts for what the consumer that holds the message holds up to it, in
+        order of dispatch."""
+        self._event += 1
+        returned: list[Letter] = []
+        for reader in readers:
+            self._end(reader)
+            self._wait(reader.peer, may=self.gathering)
+            returned += self.unacknowledged(reader)
+        failed: list[Letter] = []
+        if last_delivered is not None and last_delivered in returned:
+            failed = [
+                each
+                for each in returned
+                if each.holder is last_delivered.holder and each.dispatched_at <= last_delivered.dispatched_at
+            ]
+            self._wait_for_return(readers[0].peer, failed=failed)
+        self._requeue(returned, failed, is_closed=True)
+        for reader in readers:
+            self._end_subscription(reader)
         self._free_groups_of_suspended()
 
     def durable_of(self, name: str) -> Durable | None:
@@ -904,12 +962,17 @@ class Oracle:
                         if work is not None:
                             work.acknowledged = [each for each in work.acknowledged if each is not letter]
                             work.nacked = [each for each in work.nacked if each is not letter]
-                    letter.holder = letter.acknowledged_by = letter.nacked_by = None
+                    letter.holder = letter.acknowledged_by = letter.nacked_by = letter.kept_by = None
                     letter.is_removed = True
             self._forget_commits(reader.queue)
 
-    def disconnect(self, peer: Peer, is_clean: bool, *, is_by_frame: bool = False) -> None:
+    def disconnect(
+        self, peer: Peer, is_clean: bool, *, is_by_frame: bool = False, last_delivered: Letter | None = None
+    ) -> None:
         """`is_by_frame` if the client has sent DISCONNECT. A takeover counts no attempt, either (`is_clean`)."""
+        if last_delivered is not None:
+            # C26.7: all its consumers end.
+            self.close([reader for reader in self.readers if reader.peer is peer], last_delivered)
         self._event += 1
         returned = [letter for work in peer.transactions.values() for letter in work.acknowledged]
         if NACKED_STAYS_WITH_TRANSACTION:
@@ -917,6 +980,7 @@ class Oracle:
         # C10.2 to C10.4: of one whose BEGIN says so what it NACKed, and nothing that it has only acknowledged, started
         # or not.
         failed = [letter for work in peer.transactions.values() for letter in work.failed() if letter in returned]
+        lost = [] if is_clean else list(returned)
         ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
@@ -926,11 +990,15 @@ class Oracle:
                 failed += [each for each in held if each.is_started]
             elif held and reader.mode is not AckMode.AUTO:
                 failed.append(held[0])
+            if not is_clean and reader.mode is not AckMode.AUTO:
+                lost += held
             self._end(reader)
             ended.append(reader)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
+        for letter in lost:
+            letter.was_held_when_lost = True
         self._requeue(returned, failed=[] if is_clean else failed, is_by_frame=is_by_frame)
         for reader in ended:
             self._end_subscription(reader)
@@ -1068,6 +1136,8 @@ class Oracle:
             written = self.stored_state(letter)
             letter.attempts, letter.is_rejected = written.attempts, written.is_rejected
             letter.was_lost = written.was_lost
+            if letter.was_held_when_lost:
+                letter.was_held_when_lost = None
             letter.causes = written.causes
             # C9.7: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
@@ -1079,6 +1149,7 @@ class Oracle:
             letter.is_flagged = True
         # C18.5: for transient messages it holds until a crash.
         self.producers.crashed(self.durable)
+        self.jms_producers.crashed(self.durable)
         self._reset()
 
     def restart(self) -> None:
@@ -1094,6 +1165,7 @@ class Oracle:
             # C10.14: after any end of the broker the deliveries decide.
             letter.is_flagged |= letter.deliveries > 0
         self.producers.stopped()
+        self.jms_producers.stopped()
         self._reset()
 
     def recovered(self, found: list[Letter]) -> None:
@@ -1419,7 +1491,7 @@ class Oracle:
 
     def answerable(self, reader: Reader) -> list[Letter]:
         """Return the messages a consumer may still acknowledge or nack, in order of dispatch."""
-        return [each for each in self.unacknowledged(reader) if each.nacked_by is None]
+        return [each for each in self.unacknowledged(reader) if each.nacked_by is None and each.kept_by is None]
 
     def covered(self, letter: Letter) -> list[Letter]:
         """C9.2, C7.7: a NACK is cumulative in `client` mode, as the ACK is."""
@@ -1655,7 +1727,7 @@ class Oracle:
             ]
             if late and self.has_credit(reader):
                 raise Disagreement(f"{reader} waits, but neither dispatched nor dead-lettered are {late}")
-            if reader.requested and not reader.waits and not self.is_full(reader.peer):
+            if self._is_pull_over(reader) or (reader.requested and not reader.waits and not self.is_full(reader.peer)):
                 raise Disagreement(f"{reader} is never told that {reader.requested} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
@@ -1938,7 +2010,7 @@ class Oracle:
 
     def _remove(self, letter: Letter) -> None:
         letter.is_removed = True
-        letter.holder = letter.acknowledged_by = letter.nacked_by = None
+        letter.holder = letter.acknowledged_by = letter.nacked_by = letter.kept_by = None
         if letter.stored_in == self.gathering:
             letter.stored_in = None  # C3.1: one that is consumed first is never written.
         if letter.stored_in is not None:
@@ -1950,6 +2022,18 @@ class Oracle:
             self._wait(peer, must=self.gathering)  # C18.3
         elif letter.persistent or self.may_evict:
             self._wait(peer, may=self.gathering)
+
+    def send_numbered_by_jms(self, peer: Peer, queue: str, parcel: Parcel, producer: str, number: int) -> NumberStatus:
+        """C26.10: as any numbered SEND; C26.11: its producers are others."""
+        everyone, self.producers = self.producers, self.jms_producers
+        status = self.send_numbered(peer, queue, parcel, Numbered(producer, Kind.SEND, number))
+        self.producers = everyone
+        return status
+
+    def forget_jms_producers(self, peer: Peer, names: Iterable[str]) -> None:
+        # C26.11
+        for name in names:
+            self._wait(peer, must=self.jms_producers.forget(name, self.gathering), may=self.gathering)
 
     def _use(self, numbered: Numbered, *, is_stored: bool, has_made: bool) -> None:
         self.producers.used(
@@ -1980,7 +2064,7 @@ class Oracle:
         reasons += [queue for queue, batch in self.made_in.items() if batch == now]
         reasons += [each for each in self.planned if now in (each.stored_in, each.removed_in)]
         reasons += [pause for pause in self.pauses if pause[0] == now]
-        reasons += self.producers.written_in(now)
+        reasons += self.producers.written_in(now) + self.jms_producers.written_in(now)
         return reasons
 
     def _wait_for_return(self, peer: Peer, *, failed: Iterable[Letter]) -> None:
@@ -1995,9 +2079,11 @@ class Oracle:
         *,
         is_tried_later: bool = False,
         is_by_frame: bool = False,
+        is_closed: bool = False,
     ) -> None:
         """C9.1: at its exact place again, all in one step, if not `is_tried_later`. `is_by_frame` if a NACK, a
-        release, an UNSUBSCRIBE or a DISCONNECT ends the dispatches (C10.14)."""
+        release, an UNSUBSCRIBE or a DISCONNECT ends the dispatches (C10.14). `is_closed` if a consumer's end counts
+        the attempt (C26.7)."""
         failed = list(failed)
         for letter in sorted(returned, key=lambda each: each.key):
             letter.is_flagged |= not (is_by_frame and self._is_unseen(letter))
@@ -2007,7 +2093,7 @@ class Oracle:
                     work.nacked = [each for each in work.nacked if each is not letter]
             self._free(letter)
             if letter in failed:
-                self._count_attempt(letter, is_tried_later)
+                self._count_attempt(letter, is_tried_later, is_closed=is_closed)
             # C13.2: whatever gives it back.
             if self.must_be_dead_lettered(letter):
                 self._move(letter)
@@ -2031,13 +2117,14 @@ class Oracle:
             for browse in self.browses:
                 # From now on it waits, if only for a moment.
                 browse.hidden.discard(letter)
-        letter.holder = letter.acknowledged_by = letter.nacked_by = None
+        letter.holder = letter.acknowledged_by = letter.nacked_by = letter.kept_by = None
         letter.is_started = False
 
-    def _count_attempt(self, letter: Letter, is_tried_later: bool) -> None:
+    def _count_attempt(self, letter: Letter, is_tried_later: bool, *, is_closed: bool) -> None:
         letter.attempts += 1
-        # Only a connection that was lost counts an attempt of what is due at once (C9.6, C10.10).
-        letter.was_lost = not is_tried_later
+        # Only a connection that was lost, or a consumer that a JMS client has ended, counts an attempt of what is due
+        # at once (C9.5, C9.6, C10.10).
+        letter.was_lost = not (is_tried_later or is_closed)
         letter.due = 0
         letter.is_restored = False
         delay = 0
@@ -2137,6 +2224,8 @@ class Oracle:
                     if letter.least_deliveries <= seen.deliveries <= max(2, letter.deliveries):
                         letter.deliveries = seen.deliveries
                     letter.least_deliveries = None
+                if letter.was_held_when_lost is None:
+                    letter.was_held_when_lost = seen.redeliveries > letter.attempts
                 expected_seen = Seen(
                     letter.parcel.label,
                     letter.queue,
@@ -2155,6 +2244,7 @@ class Oracle:
                     letter.handlers,
                     letter.failed_in,
                     letter.parcel.due_ms,
+                    max(letter.attempts, int(letter.was_held_when_lost)),
                 )
                 if seen != expected_seen:
                     raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")
@@ -2170,7 +2260,8 @@ class Oracle:
                     raise Disagreement(f"{reader}, which has ended, is told {rest}")
                 continue
             expected = Ended(reader.requested, reader.correlation)
-            can_end = reader.requested > 0 and not reader.waits and not self._is_any_ready(reader)
+            is_over = self._is_pull_over(reader)
+            can_end = is_over or (reader.requested > 0 and not reader.waits and not self._is_any_ready(reader))
             if rest and (not can_end or rest != [expected]):
                 raise Disagreement(
                     f"{reader} is told {rest}; by the contract it has asked for {expected}, it "
@@ -2178,7 +2269,7 @@ class Oracle:
                 )
             if rest:
                 reader.requested = 0
-            elif can_end and self._must_end(reader):
+            elif is_over or (can_end and self._must_end(reader)):
                 raise Disagreement(f"nothing is ready for {reader}, and it is not told that {expected} is over")
 
     def _is_any_ready(self, reader: Reader) -> bool:
@@ -2241,6 +2332,10 @@ class Oracle:
                 at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
             actual = (seen.attempts, seen.causes, seen.original_causes, seen.is_redelivered)
             expected = (letter.attempts, letter.causes, letter.original_causes, letter.is_flagged)
+            # C26.8
+            was_held = seen.redeliveries if letter.was_held_when_lost is None else int(letter.was_held_when_lost)
+            if seen.redeliveries != max(letter.attempts, was_held):
+                raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
             if not at_least <= seen.deliveries <= at_most or actual != expected:
                 raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
         browse.shown.append(letter)

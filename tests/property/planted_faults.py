@@ -27,6 +27,7 @@ from tests.property.broker_machine import (
     ExpiringMachine,
     FailingMachine,
     GroupsMachine,
+    JmsMachine,
     NoRoomMachine,
     PagingMachine,
     ProducersMachine,
@@ -112,7 +113,7 @@ from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn, T
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers
 from truenext.engine.writing.numbers import QueueNumberAllocator
-from truenext.engine.writing.producers import ProducerInfo, ProducerRegistry
+from truenext.engine.writing.producers import JmsProducerRegistry, ProducerInfo, ProducerRegistry
 from truenext.model.answers import Answer
 from truenext.model.batch import NO_CAUSES, Batch, Causes, ProducerState
 from truenext.model.commands import (
@@ -1129,6 +1130,160 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
         targets.commit_state_of(producers).batch.forgotten_producers.remove(name)
 
     targets.FORGET_PRODUCER.replace(patch, faulty)
+
+
+# JMS clients ----------------------------------------------------------------------------------------------------------
+
+
+@shows_in(JmsMachine)
+def a_kept_message_is_dispatched_again_after_its_commit(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, kept: Iterable[tuple[BrokerConsumer, int]]) -> list[Entry]:
+        for entry in take_kept(acknowledging, kept):
+            targets.REQUEUE.of(acknowledging)(entry, RequeueReason.RELEASED)
+        return []
+
+    take_kept = targets.TAKE_KEPT.original
+    targets.TAKE_KEPT.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def a_kept_message_is_dispatched_again_after_a_rollback(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, abort: Abort) -> None:
+        roll_back(transactions, session, abort)
+        for consumer in session.consumers.values() if session.is_jms_client else ():
+            for entry in list(consumer.held.values()):
+                del consumer.held[entry.sequence]
+                targets.REQUEUE.of(transactions)(entry, RequeueReason.RELEASED)
+
+    roll_back = targets.ABORT.original
+    targets.ABORT.replace(patch, faulty)
+
+
+@shows_in(JmsMachine, first=1)
+def a_commit_acknowledges_kept_messages_but_the_first_alone(patch: Patch) -> None:
+    def faulty(acknowledging: Acknowledging, kept: Iterable[tuple[BrokerConsumer, int]]) -> list[Entry]:
+        return take_kept(acknowledging, list(kept)[:1])
+
+    take_kept = targets.TAKE_KEPT.original
+    targets.TAKE_KEPT.replace(patch, faulty)
+
+
+def _count_delivered(patch: Patch, count: Callable[[BrokerConsumer, int], list[int]]) -> None:
+    """Of JMS clients, whose acknowledgements are not cumulative."""
+
+    def faulty(consumer: BrokerConsumer, sequence: int) -> list[int]:
+        return (count if consumer.session.is_jms_client else sequences_up_to)(consumer, sequence)
+
+    sequences_up_to = targets.SEQUENCES_UP_TO.original
+    targets.SEQUENCES_UP_TO.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def an_attempt_counts_beyond_the_message_delivered_last(patch: Patch) -> None:
+    _count_delivered(patch, lambda consumer, sequence: list(consumer.held))
+
+
+@shows_in(JmsMachine)
+def an_attempt_counts_for_the_message_delivered_last_alone(patch: Patch) -> None:
+    _count_delivered(patch, lambda consumer, sequence: [sequence])
+
+
+@shows_in(JmsMachine)
+def an_attempt_counts_by_sequence_instead_of_order_of_dispatch(patch: Patch) -> None:
+    _count_delivered(patch, lambda consumer, sequence: [each for each in consumer.held if each <= sequence])
+
+
+@shows_in(JmsMachine)
+def an_end_of_a_consumer_counts_no_attempt(patch: Patch) -> None:
+    targets.REQUEUE_DELIVERED.replace(patch, lambda subscribing, session, consumers, last_delivered: None)
+
+
+@shows_in(JmsMachine)
+def an_end_of_a_consumer_counts_for_each_of_those_that_end(patch: Patch) -> None:
+    def faulty(
+        subscribing: Subscribing,
+        session: ConnectionState,
+        consumers: Iterable[BrokerConsumer],
+        last_delivered: int | None,
+    ) -> None:
+        consumers = list(consumers)
+        if any(last_delivered in consumer.held for consumer in consumers):
+            for consumer in consumers:
+                requeue_delivered(subscribing, session, [consumer], next(reversed(consumer.held), None))
+
+    requeue_delivered = targets.REQUEUE_DELIVERED.original
+    targets.REQUEUE_DELIVERED.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def an_attempt_by_the_end_of_a_consumer_is_one_by_a_lost_connection(patch: Patch) -> None:
+    def faulty(settlement: Settlement, entry: Entry, reason: RequeueReason, **named: Any) -> None:
+        requeue(settlement, entry, RequeueReason.LOST if reason is RequeueReason.CLOSED else reason, **named)
+
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def a_message_held_by_a_lost_connection_looks_new(patch: Patch) -> None:
+    def faulty(settlement: Settlement, entry: Entry, reason: RequeueReason, **named: Any) -> None:
+        if reason is RequeueReason.RELEASED and not entry.attempts:
+            entry.was_lost = False
+        requeue(settlement, entry, reason, **named)
+
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
+
+
+@shows_in(JmsMachine)
+def the_end_of_a_connection_by_command_looks_like_a_loss(patch: Patch) -> None:
+    def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_exempt: bool) -> None:
+        for entry in consumer.held.values():
+            entry.was_lost |= not entry.attempts and consumer.mode is not AckMode.AUTO
+        end_consumer(subscribing, consumer, is_exempt=is_exempt)
+
+    end_consumer = targets.END_CONSUMER.original
+    targets.END_CONSUMER.replace(patch, faulty)
+
+
+@shows_in(JmsMachine, first=14)
+def a_producer_of_a_stomp_client_is_forgotten_for_one_of_a_jms_client(patch: Patch) -> None:
+    def faulty(registry: JmsProducerRegistry) -> None:
+        others = engine().state.producers
+        if found := next(iter(targets.producers(others)), None):
+            targets.FORGET_PRODUCER.of(others)(found)
+        else:
+            forget_early(registry)
+
+    engine = _engine_at_work(patch)
+    forget_early = targets.FORGET_JMS_PRODUCER_EARLY.original
+    targets.FORGET_JMS_PRODUCER_EARLY.replace(patch, faulty)
+
+
+@shows_in(JmsMachine, first=2)
+def the_jms_producer_that_was_used_last_is_forgotten(patch: Patch) -> None:
+    targets.LONGEST_UNUSED_JMS_PRODUCER.replace(
+        patch, lambda registry: next(reversed(list(targets.producers(registry))), None)
+    )
+
+
+@shows_in(JmsMachine)
+def producers_of_jms_clients_are_forgotten_by_the_name_of_others(patch: Patch) -> None:
+    targets.PRODUCERS_OF.replace(patch, lambda state, session: state.producers)
+
+
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_never_withdrawn(patch: Patch) -> None:
+    targets.END_OVERDUE_PULL_REQUESTS.replace(patch, targets.forget_ends_of_pull_requests)
+
+
+@shows_in(JmsMachine)
+def a_pull_request_with_a_time_is_withdrawn_early(patch: Patch) -> None:
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, -(-wait_ms // 2))
+
+    add = targets.ADD_PULL_REQUEST.original
+    targets.ADD_PULL_REQUEST.replace(patch, faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------
@@ -3146,7 +3301,7 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
-    targets.CLOSES_GROUP.replace(patch, lambda header: False)
+    targets.CLOSES_GROUP.replace(patch, lambda message: False)
 
 
 @shows_in(GroupsMachine)
@@ -4272,8 +4427,8 @@ def a_pull_request_ended_by_a_release_is_answered(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def a_waiting_pull_request_ends_when_no_message_is_ready(patch: Patch) -> None:
-    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
-        add(pull_requests, consumer)
+    def faulty(pull_requests: PullRequests, consumer: BrokerConsumer, wait_ms: int = 0) -> None:
+        add(pull_requests, consumer, wait_ms)
         pull_requests.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     add = targets.ADD_PULL_REQUEST.original

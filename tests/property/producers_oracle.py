@@ -1,4 +1,4 @@
-"""Oracle of producers and of their forgetting, by docs/contract.md (C18.5 to C18.9, chapter 19) alone.
+"""Oracle of producers and of their forgetting, by docs/contract.md (C18.5 to C18.9, chapter 19, C26.11) alone.
 
 It keeps the state of each producer after each use, and the batch that writes it: a crash leaves the durable state.
 """
@@ -230,3 +230,10 @@ class Producers:
             for name, producer in self.remembered().items()
             if producer.may_be_forgotten_early and now_ms - producer.used_ms >= HOUR_MS
         ]
+
+
+class JmsProducers(Producers):
+    """C26.11: of too many the longest unused goes, and none is refused."""
+
+    def _dispensable(self, now_ms: int) -> list[str]:
+        return list(self.remembered())

@@ -109,6 +109,7 @@ from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn, TurnDispat
 from truenext.engine.writing import entries as entries_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import (
     dereference_content,
     introduce_queue,
@@ -120,13 +121,13 @@ from truenext.engine.writing.entries import (
 )
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
-from truenext.engine.writing.producers import ProducerRegistry
+from truenext.engine.writing.producers import JmsProducerRegistry, ProducerRegistry
 from truenext.model import record as record_module
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.commands import Commit, Send
 from truenext.model.destination import Destination, parse_stored_queue_name, virtual_topic
-from truenext.model.header_lines import closes_group
+from truenext.model.forms import closes_group
 from truenext.model.message import SentMessage
 from truenext.model.pattern import matches
 from truenext.model.policy import Policies
@@ -303,6 +304,12 @@ IS_REPEAT = Target(Sending.is_repeat, Sending)
 FAIL = Target(Settlement.fail, Settlement)
 REQUEUE = Target(Settlement.requeue, Settlement)
 END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
+REQUEUE_DELIVERED = Target(Subscribing.requeue_delivered, Subscribing)
+SEQUENCES_UP_TO = Target(BrokerConsumer.sequences_up_to, BrokerConsumer)
+TAKE_KEPT = Target(Acknowledging.take_kept, Acknowledging)
+FORGET_JMS_PRODUCER_EARLY = Target(JmsProducerRegistry._forget_early, JmsProducerRegistry)
+LONGEST_UNUSED_JMS_PRODUCER = Target(JmsProducerRegistry._oldest_dispensable, JmsProducerRegistry)
+PRODUCERS_OF = Target(EngineState.producers_of, EngineState)
 END_DELAY = Target(Settlement.end_delay, Settlement)
 DEAD_LETTER_EXHAUSTED = Target(Settlement.dead_letter_exhausted, Settlement)
 MAKE_DEAD_LETTER = Target(make_dead_letter, outcomes_module)
@@ -338,6 +345,7 @@ PULL = Target(Pulling.pull, Pulling)
 ADD_PULL_REQUEST = Target(PullRequests.add, PullRequests)
 WITHDRAW_PULL_REQUEST = Target(PullRequests.withdraw, PullRequests)
 FORGET_PULL_REQUEST = Target(PullRequests.end_without_notice, PullRequests)
+END_OVERDUE_PULL_REQUESTS = Target(PullRequests.end_overdue, PullRequests)
 TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
 IS_NOTHING_READY = Target(NoWaitPullEnder._has_nothing_ready_for, NoWaitPullEnder)
 IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_ready_for, WildcardDispatch)
@@ -821,6 +829,10 @@ def waiting_for_commit(expiry: ExpiryTask) -> list[bytes]:
 def next_retry_us(engine: Engine) -> int | None:
     """Return the time of the next retry."""
     return _part(engine, DelayedEntries).next_us
+
+
+def forget_ends_of_pull_requests(pull_requests: PullRequests) -> None:
+    pull_requests._end_heap.clear()
 
 
 def timers_being_written(timers: Timers) -> dict[bytes, int]:

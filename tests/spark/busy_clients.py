@@ -12,6 +12,7 @@ from truenext.model.commands import (
     Ack,
     AckMode,
     Begin,
+    Close,
     Commit,
     Credit,
     Nack,
@@ -58,6 +59,7 @@ class BusyClients:
         self.joined += 1
         session = self.recorded.session(str(self.joined))
         session.is_truenext_client = self.chance(0.7)
+        session.is_jms_client = not session.is_truenext_client and self.joined % 2 == 0
         self.subscribe(session)
         return session
 
@@ -133,7 +135,10 @@ class BusyClients:
         session = self.sessions[index]
         if "t" in session.transactions:
             if self.chance(0.5):
-                self.engine.commands.commit(session, Commit("t"))
+                commit = Commit("t")
+                if session.is_jms_client and (kept := self.some_of(self.consumer(index))) is not None:
+                    commit.acks = [Ack("s", kept)]
+                self.engine.commands.commit(session, commit)
             else:
                 self.engine.commands.abort(session, Abort("t", counts_all=self.chance(0.5)))
 
@@ -164,7 +169,9 @@ class BusyClients:
     def subscribe_again(self, index: int) -> None:
         """Subscribe again after an unsubscribe. Open transactions keep their messages."""
         session = self.sessions[index]
-        if self.consumer(index) is not None:
+        if session.is_jms_client and self.consumer(index) is not None:
+            self.engine.commands.close(session, Close(["s"], self.some_of(self.consumer(index))))
+        elif self.consumer(index) is not None:
             self.engine.commands.unsubscribe(session, Unsubscribe("s"))
         if self.chance(0.7):
             self.subscribe(session)

@@ -146,8 +146,9 @@ def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
 
 
 @pytest.mark.alternates("wrong histories")
-def test_nacked_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
+def test_nacked_aborted_lost_and_closed_are_told_apart_in_the_redelivery_of_a_queue(frame: Frame) -> None:
     reasons = {"nacked": 1, "nacked and delayed": 2, "aborted": 3, "aborted and blocking": 4, "lost": 5, "released": 6}
+    reasons["closed"] = 7
     # A page has shown one, and one is due.
     others = ["delayed", "due"]
     empty: Event = dict.fromkeys(EVENTS.names)
@@ -158,7 +159,7 @@ def test_nacked_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(fra
         history.append(empty | {"event": event, "run": 1, "at": EPOCH} | columns)
     results = audit(frame(history))
     (row,) = results.tables["redelivery"].collect()
-    assert [row[reason] for reason in ("nacked", "aborted", "lost", "released")] == [3, 7, 5, 6]
+    assert [row[reason] for reason in ("nacked", "aborted", "lost", "released", "closed")] == [3, 7, 5, 6, 7]
     results.unpersist()
 
 
@@ -181,7 +182,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     folder = written(frame, [*right, old], tmp_path)
     with pytest.raises(HistoryError) as raised:
         audit_histories([folder])
-    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 10: use the "
+    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 11: use the "
     assert str(raised.value).startswith(expected)
 
 

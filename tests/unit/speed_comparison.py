@@ -19,7 +19,8 @@ from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.queue import Entry, StartState
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import AckMode, Login
-from truenext.model.message import SentMessage
+from truenext.model.message import OPENWIRE_FORM, SentMessage
+from truenext.model.openwire_message import TEXT, OpenWireSlices
 from truenext.wire.stomp import replies, request_shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version
@@ -159,6 +160,11 @@ def random_encoder(dice: random.Random) -> tuple[ReplyEncoder, str]:
     return encoder, subscription
 
 
+_OPENWIRE_BODY = OpenWireSlices(
+    TEXT, 0, 7, b"\1\0\1p" + bytes(16), b"\0", b"\0", bytes(6), bytes(10), b"\1\0\0\0\5\0\0\0\1x", b"\0"
+).join()
+
+
 def random_deliveries(dice: random.Random) -> list[Any]:
     """Return dispatches, most of them usual."""
     return [_random_delivery(dice, dice.choice([0.0, 0.0, 0.1])) for _ in range(dice.randint(0, 6))]
@@ -177,6 +183,8 @@ def _random_delivery(dice: random.Random, oddity: float) -> Any:
     if odd():
         entry.deliveries = dice.choice(_NUMBERS)
         entry.start_state = dice.choice(list(StartState))
+    if odd():
+        message.form, message.body = OPENWIRE_FORM, _OPENWIRE_BODY
     if odd():
         entry.sequence = dice.choice(_NUMBERS)
     if odd():

@@ -36,7 +36,7 @@ class Loop:
 
 
 class Connection:
-    is_truenext_client = False
+    stays_after_refusal = False
 
 
 def connection() -> ConnectionState:
@@ -210,3 +210,11 @@ def test_large_frame_of_a_connection_that_would_wait_for_the_disk_is_not_read_on
     setup.store.disk_level = DiskLevel.PLENTY
     setup.capacity.resume_waiting()
     assert setup.resumed == [setup.connections[0]]
+
+
+def test_large_frame_is_read_on_if_its_connection_stays_after_a_refusal(setup: Setup) -> None:
+    # C23.6
+    setup.waits_for_disk = True
+    setup.store.disk_level = DiskLevel.LITTLE
+    vars(setup.connections[0])["stays_after_refusal"] = True
+    assert setup.capacity.bytes_to_read(setup.connections[0], INCOMPLETE_FRAME_BYTES) > 0

@@ -23,6 +23,7 @@ from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
+    LISTENER_URL,
     QUERY_ID,
     SELECTOR,
     SERVER_NAME,
@@ -63,6 +64,7 @@ def of_size(kind: SizeParam) -> list[str]:
     return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._minimum - 1)]
 
 
+NO_URLS = [*NO_TEXTS, "nan", "127.0.0.1:1", "stomp://h:99999", "stomp://h:x", "stomp://h\n:1", "http://h:1"]
 NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     click.IntRange: of_range,
     type(click.INT): lambda kind: [*NO_NUMBERS, "9" * 5000],
@@ -72,15 +74,8 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     DelayParam: lambda kind: [*NO_NUMBERS, "3", "-3d", "3 w", "40000d", f"{'9' * 5000}d", NO_UTF_8],
     TimeParam: lambda kind: [*NO_NUMBERS, "2026-13-01T00:00Z", "2026-12-01", "2026-12-01T08:00", LONG, NO_UTF_8],
     SizeParam: of_size,
-    URL: lambda kind: [
-        *NO_TEXTS,
-        "nan",
-        "127.0.0.1:1",
-        "stomp://h:99999",
-        "stomp://h:x",
-        "stomp://h\n:1",
-        "http://h:1",
-    ],
+    URL: lambda kind: [*NO_URLS, "openwire://h:1"],
+    LISTENER_URL: lambda kind: NO_URLS,
     DestinationParam: lambda kind: [
         *NO_TEXTS,
         LONG,
@@ -89,8 +84,9 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
         "a\u202eb",
         "subscription,",
         "/queue/a.>.b",
+        "queue://q",
     ],
-    QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
+    QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb", "queue://q"],
     SELECTOR: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     TEXT: lambda kind: NO_TEXTS,
@@ -101,7 +97,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     DATABASE_URL: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     NAME: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
-    PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*"],
+    PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*", "topic://q"],
     CLIENT_ID: lambda kind: [*NO_TEXTS, "a,b", "a*", ">"],
     EnumParam: lambda kind: [*NO_NUMBERS, LONG, "monitor"],
     BodyParam: lambda kind: [],
@@ -296,16 +292,21 @@ def test_client_commands_load_no_module_of_the_broker(command: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-ADDRESSES_TO_LISTEN_ON = {("serve", "--listen")}
 OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messages", "--number"}
 """Wrong names for `--url` and `--count`."""
 
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
     options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
-    urls = {(*path, param.opts[-1]) for path, param in options if param.type is URL}
-    assert {each[-1] for each in urls - ADDRESSES_TO_LISTEN_ON} == {"--url"}
+    assert {param.opts[-1] for _, param in options if param.type is URL} == {"--url"}
+    assert [(*path, param.opts[-1]) for path, param in options if param.type is LISTENER_URL] == [("serve", "--listen")]
     assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
+
+
+def test_url_of_openwire_is_refused_by_a_command_that_connects() -> None:
+    result = CliRunner().invoke(main, ["queues", "--url", "openwire://127.0.0.1:61616"])
+    assert result.exit_code == 2
+    assert "truenext's clients speak STOMP: use stomp://HOST:PORT or stomp+ssl://HOST:PORT" in result.output
 
 
 def test_broker_addresses_are_taken_from_the_environment_except_for_describe() -> None:
@@ -613,3 +614,18 @@ def test_error_that_ends_with_a_parenthesis_is_separated_from_the_command_that_h
     error = click.UsageError("JSON is malformed (byte 1)", click.Context(main, info_name="truenext"))
     _print_error(error)
     assert capsys.readouterr().err == "truenext: JSON is malformed (byte 1); see truenext --help\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["send", "queue://orders", "x"], "'queue://orders' is a URI of ActiveMQ: write orders"),
+        (["receive", "topic://news"], "'topic://news' is a URI of ActiveMQ: write /topic/news"),
+        (["purge", "queue://orders"], "'queue://orders' is a URI of ActiveMQ: write orders"),
+        (["user", "add", "shop", "--users", "none", "--send", "topic://news"], "write /topic/news"),
+    ],
+    ids=lambda each: each[0],
+)
+def test_name_that_is_a_uri_of_activemq_is_refused_with_the_name_to_write(words: list[str], text: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and text in result.output

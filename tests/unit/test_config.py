@@ -56,7 +56,7 @@ def test_values_of_each_kind_are_read(file: Path) -> None:
         file,
         """
         [broker]
-        listen = ["stomp://127.0.0.1:1", "stomp://localhost"]
+        listen = ["stomp://127.0.0.1:1", "openwire://localhost"]
         server_name = "ActiveMQ/5.18.3"
         data = "sub/folder"
         memory_limit = "1.5GiB"
@@ -72,7 +72,7 @@ def test_values_of_each_kind_are_read(file: Path) -> None:
         """,
     )
     assert found.broker == BrokerSettings(
-        listen=("stomp://127.0.0.1:1", "stomp://localhost"),
+        listen=("stomp://127.0.0.1:1", "openwire://localhost"),
         server_name="ActiveMQ/5.18.3",
         data=file.parent / "sub/folder",
         memory_limit=3 << 29,
@@ -200,7 +200,8 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             '[broker]\nlisten = ["http://x"]',
             [
                 "[broker] listen has an address that cannot be listened on: 'http://x' is not the address of a broker: "
-                "it must be stomp://HOST:PORT or stomp+ssl://HOST:PORT"
+                "it must be stomp://HOST:PORT or openwire://HOST:PORT, or with TLS stomp+ssl://HOST:PORT or "
+                "openwire+ssl://HOST:PORT"
             ],
         ),
         (

@@ -26,6 +26,7 @@ class Setup:
             tick=mock.Mock(),
             schedule_turn=self.schedule_turn,
             drop_answers=mock.Mock(),
+            note_lost=mock.Mock(),
             monotonic_ns=lambda: self.now_ns,
         )
 

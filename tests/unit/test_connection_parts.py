@@ -23,6 +23,7 @@ from truenext.server.ending import Ending
 from truenext.server.input import Input
 from truenext.server.life import ConnectionLife, Life, LifeEvent
 from truenext.server.output import Output
+from truenext.wire.stomp.server import STOMP_RULES
 
 SESSION = cast(Any, SimpleNamespace(id="s", release_count=0))
 
@@ -100,7 +101,15 @@ class Rig:
         self.broker.capacity.may_read.return_value = True
         self.broker.capacity.read_turns.end.side_effect = lambda _, end: end()
         self.broker.capacity.incomplete_frames.is_full = False
-        self.wire = mock.Mock(pending=bytearray(), is_connected=True, is_closed=False, last_receipt="r")
+        self.wire = mock.Mock(
+            rules=STOMP_RULES,
+            replies=Replies(),
+            pending=bytearray(),
+            outgoing=bytearray(),
+            is_connected=True,
+            is_closed=False,
+            last_receipt="r",
+        )
 
     def output(self, ending: Any) -> Output:
         loop = cast(Any, self.loop)
@@ -111,9 +120,9 @@ class Rig:
 
     def ending(self) -> Ending:
         loop = cast(Any, self.loop)
-        ending = Ending(SESSION, cast(Any, Replies()), self.broker, self.socket, loop, "here")
+        ending = Ending(SESSION, self.wire, self.broker, self.socket, loop, "here")
         self.on_closed = mock.Mock()
-        ending.attach(self.input(ending), self.output(ending), self.on_closed)
+        ending.attach(self.input(ending), self.output(ending), on_closed=self.on_closed, on_outgoing=mock.Mock())
         ending.input.watch()
         return ending
 

@@ -108,8 +108,8 @@ def test_a_record_cut_short_anywhere_is_detected() -> None:
 
 def test_a_record_of_a_later_version_is_refused() -> None:
     key = key_of(EXAMPLE)
-    rest = bytes([RECORD_VERSION + 2]) + encode_record(key, EXAMPLE)[5:]
-    with pytest.raises(DamagedRecord, match="record version 4; this truenext reads versions 2 and 3"):
+    rest = bytes([RECORD_VERSION + 3]) + encode_record(key, EXAMPLE)[5:]
+    with pytest.raises(DamagedRecord, match="record version 5; this truenext reads versions 2 to 4"):
         decode_record(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
 
 

@@ -3,11 +3,12 @@
 import pytest
 
 from tests.unit.test_engine import started
+from truenext.broker import reply_rights
 from truenext.broker.access import ForbiddenError
 from truenext.broker.reply_rights import ReplyRights
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.model.commands import AckMode, Begin, Commit, Send, Subscribe
+from truenext.model.commands import AckMode, Begin, Commit, CreateTemporary, Send, Subscribe
 from truenext.model.destination import (
     REMOTE_PREFIX,
     REMOTE_TEMPORARY_PREFIX,
@@ -150,3 +151,67 @@ def test_send_to_what_is_not_there_takes_no_memory_for_queues_in_a_transaction_e
     # The caller's own user makes the queue, as ever.
     users.send("caller", "/temp-queue/other")
     assert len(users.sessions["caller"].temporary_queues) == 2
+
+
+# ---- JMS clients, which come back with the same id ----
+
+REPLIES = "/remote-temp-queue/session-caller/r"
+
+
+def connect_caller(users: Users, name: str = "caller") -> None:
+    """Connect a user, as the JMS client whose id is `session-caller`, and create its temporary queue."""
+    session = users.sessions[name] = users.engine.commands.connect("session-caller")
+    session.is_jms_client = True
+    users.engine.commands.create_temporary(session, CreateTemporary(parse_address(REPLIES, "")))
+
+
+def disconnect_caller(users: Users) -> None:
+    session = users.sessions["caller"]
+    users.engine.commands.disconnect(session, is_exempt=True)
+    users.rights.connection_closed(session)
+
+
+@pytest.mark.parametrize("is_dispatched_between", [False, True])
+def test_right_to_reply_to_a_jms_client_outlives_its_connection(is_dispatched_between: bool) -> None:
+    users = Users("service", "stranger")
+    connect_caller(users)
+    users.send("caller", "/queue/work", reply_to=REPLIES)
+    if not is_dispatched_between:
+        users.subscribe("service", "/queue/work")
+        assert users.dispatch() == 1
+    disconnect_caller(users)
+    if is_dispatched_between:
+        users.subscribe("service", "/queue/work")
+        assert users.dispatch() == 1
+    connect_caller(users)
+    users.send("service", REPLIES)
+    with pytest.raises(ForbiddenError):
+        users.send("stranger", REPLIES)
+
+
+def test_right_to_reply_is_not_inherited_by_another_user_of_the_same_id() -> None:
+    users = Users("service")
+    connect_caller(users)
+    users.subscribe("service", "/queue/work")
+    users.send("caller", "/queue/work", reply_to=REPLIES)
+    users.dispatch()
+    disconnect_caller(users)
+    connect_caller(users, "impostor")
+    with pytest.raises(ForbiddenError):
+        users.send("service", REPLIES)
+
+
+def test_rights_of_a_limited_number_of_ended_jms_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_rights, "ENDED_CONNECTIONS_MAX", 1)
+    users = Users("service")
+    users.subscribe("service", "/queue/work")
+    before = users.queue_bytes
+    kept = 0
+    for number in range(3):
+        session = users.sessions["caller"] = users.engine.commands.connect(f"session-{number}")
+        session.is_jms_client = True
+        users.send("caller", "/queue/work", reply_to=f"/remote-temp-queue/session-{number}/r")
+        users.dispatch()
+        disconnect_caller(users)
+        kept = kept or users.queue_bytes - before
+        assert users.queue_bytes - before == kept > 0

@@ -215,7 +215,14 @@ def test_first_line_of_a_repeated_header_counts() -> None:
             "a LIKE 'x!' ESCAPE '!'",
             "a LIKE pattern must not end with its ESCAPE character (write it twice), at character 8",
         ),
-        ("JMSMessageID = 'x'", "messages cannot be selected by JMSMessageID, at character 1"),
+        *(
+            (
+                f"{name} = 1",
+                f"messages cannot be selected by {name}, but by JMSCorrelationID, JMSDeliveryMode, JMSDestination, "
+                "JMSMessageID, JMSPriority, JMSTimestamp, JMSType, at character 1",
+            )
+            for name in ("JMSReplyTo", "JMSExpiration", "JMSRedelivered")
+        ),
         ("a = 08", "not a number: a number that begins with 0 is octal at character 5"),
         ("a = 9223372036854775809", "a number too large for 64 bits at character 5"),
         ("a = 1e999", "a number too large for 64 bits at character 5"),

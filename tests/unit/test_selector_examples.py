@@ -19,6 +19,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "JMSPriority > 6": {},
     "JMSDeliveryMode = 'PERSISTENT'": {},
     "JMSTimestamp > 1700000000000": {},
+    "JMSDestination = 'queue://orders'": {"destination": "/queue/orders"},
     "JMSType = 'order'": {"type": "order"},
     "JMSCorrelationID = '17'": {"correlation-id": "17"},
     "JMSCorrelationID = '01a224fa34bb99c6349466abf27ad967'": {"correlation-id": "01a224fa34bb99c6349466abf27ad967"},

@@ -34,6 +34,8 @@ from truenext.model.header_lines import closes_group, decode_header_lines, encod
 from truenext.model.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
 from truenext.model.message import SentMessage
 from truenext.model.schedule import Schedule
+from truenext.wire.openwire.codec import produced_message
+from truenext.wire.openwire.structures import MessageId, ProducerId, QueueName, TextMessage
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
@@ -57,6 +59,7 @@ class Delivered:
     was_never_started: bool = False
     attempts: int = 0
     was_lost: bool = False
+    redelivery_count: int = 0
     causes: Causes | None = None
     is_first_of_group: bool = False
     address: str = "/queue/a"
@@ -1262,6 +1265,33 @@ def test_frames_of_the_broker_end_with_a_line_feed_of_their_own(version: Version
     ]
     for frame in [*messages, *answers, answer_of(server)]:
         assert frame.endswith(b"\0\n") and frame.count(b"\0") == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_message_in_openwire_form_is_encoded_with_its_header_lines(version: Version) -> None:
+    producer = ProducerId("ID:host-1:1", 1, 1)
+    produced = TextMessage(
+        producer_id=producer,
+        destination=QueueName("a"),
+        message_id=MessageId(None, producer, 1),
+        correlation_id="c d",
+        content=b"\0\0\0\3a\xc0\x80",
+    )
+    message = produced_message(produced).message
+    message.header = b"truenext-due:5\n"
+    plain = SentMessage(4, True, 0, b"content-length:1\n", b"x")
+    deliveries = [Delivered(one, sequence) for sequence, one in enumerate([plain, message, plain], 1)]
+    first, found, last = message_frame(version, deliveries)
+    assert first.body == last.body == b"x"
+    assert found.body == b"a\0"
+    wanted = {"truenext-due": "5", "destination": "/queue/a", "correlation-id": "c d", "content-length": "2"}
+    assert wanted.items() <= found.headers.items()
+
+
+def test_send_without_content_length_is_a_text() -> None:
+    server = connected()
+    sends = [*receive(server, "SEND", QUEUE, body=b"x"), *receive(server, "SEND", QUEUE, "content-length:1", body=b"x")]
+    assert [send.message.is_text for send in sends if isinstance(send, Send)] == [True, False]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -337,7 +337,9 @@ def test_lost_connection_counts_messages_nacked_in_such_a_transaction_and_the_fi
     bundle = Bundle(is_truenext_client=False)
     bundle.engine.commands.disconnect(bundle.session, is_exempt=False)
     assert bundle.attempts() == [0, 1, 1]
-    assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
+    assert [entry.was_lost and entry.attempts > 0 for entry in bundle.entries] == [False, True, True]
+    # C26.8
+    assert [entry.redelivery_count for entry in bundle.entries] == [1, 1, 1]
 
 
 def test_lost_connection_of_a_truenext_client_counts_no_acknowledged_message() -> None:

@@ -197,6 +197,7 @@ def test_absolute_password_file_is_read_once_for_two_users(file: Path) -> None:
             "[role.x] manage: '/temp-queue/a' is not a pattern of queues or topics: write /queue/PATTERN, "
             "/topic/PATTERN or PATTERN",
         ),
+        (user('send = ["queue://orders"]'), "[user.shop] send: 'queue://orders' is a URI of ActiveMQ: write orders"),
         (user("monitor = 1"), "[user.shop] monitor: it must be true or false"),
         ('[role.x]\nadmin = "true"', "[role.x] admin: it must be true or false"),
         (

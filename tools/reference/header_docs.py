@@ -281,6 +281,12 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "a text. Default: none",
             "Text for the consumer. The broker's answer to a control request repeats this text.",
         ),
+        HeaderDoc(
+            ("amq-msg-type",),
+            "`text`, `bytes`. Default: `bytes` if the SEND has `content-length` or the body is not UTF-8, else `text`",
+            "Kind of message that a JMS client gets: a TextMessage, if the body is UTF-8, or a BytesMessage. "
+            "`truenext send` sets `text` for a body that is UTF-8.",
+        ),
         _TRANSACTION,
     ),
     "SUBSCRIBE": (

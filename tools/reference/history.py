@@ -169,6 +169,7 @@ REASONS: dict[str, str] = {
     "nacked": "a NACK",
     "aborted": "an ABORT",
     "lost": "a lost connection that counts as an attempt",
+    "closed": "the end of a JMS client's consumer, whose program had got the message",
     "released": "no attempt",
     "delayed": "as in `nacked and delayed`, also after `aborted` or `lost`: the message waits for its next try, "
     "and later messages are dispatched meanwhile. `delayed` alone: a message that was read from the store waits "

@@ -25,14 +25,20 @@ from truenext.model.commands import (
     AckRun,
     Begin,
     Browse,
+    Close,
     Commit,
     ControlRequest,
+    CreateTemporary,
     Credit,
     Disconnect,
+    ForgetProducers,
     InvalidFrame,
     Nack,
+    OpenProducer,
+    Pause,
     ReceiptRequest,
     Release,
+    RemoveTemporary,
     Send,
     Started,
     Subscribe,
@@ -195,6 +201,10 @@ def _check_send(user: User, session: ConnectionState, send: Send) -> None:
         send.producer = user_producer(user.name, send.producer)
 
 
+def _check_open_producer(user: User, session: ConnectionState, producer: OpenProducer) -> None:
+    _require_send(user, producer.destination)
+
+
 def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
     if commit.producer is not None:
         commit.producer = _own_producer(user, commit.producer)
@@ -202,6 +212,16 @@ def _check_commit(user: User, session: ConnectionState, commit: Commit) -> None:
 
 def _check_disconnect(user: User, session: ConnectionState, disconnect: Disconnect) -> None:
     disconnect.forgotten_producers = [user_producer(user.name, name) for name in disconnect.forgotten_producers]
+
+
+def _check_forget_producers(user: User, session: ConnectionState, command: ForgetProducers) -> None:
+    command.names = [user_producer(user.name, name) for name in command.names]
+
+
+def _check_temporary(user: User, session: ConnectionState, command: CreateTemporary | RemoveTemporary) -> None:
+    destination = command.destination
+    if destination.session != session.id:
+        raise ForbiddenError(user, f"create or remove {destination.address}: it is not of this connection")
 
 
 def _check_subscribe(user: User, session: ConnectionState, subscribe: Subscribe) -> None:
@@ -242,14 +262,17 @@ def _check_control_request(user: User, session: ConnectionState, request: Contro
 
 
 COMMAND_CHECKS: dict[type[Any], Check] = {
-    **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Started, Credit, Wake), check_nothing),
-    **dict.fromkeys((Begin, Abort, Release), check_nothing),
+    **dict.fromkeys((InvalidFrame, Ack, AckRun, Nack, ReceiptRequest, Pause), check_nothing),
+    **dict.fromkeys((Started, Credit, Wake, Begin, Abort, Release, Close), check_nothing),
     Send: _check_send,
+    OpenProducer: _check_open_producer,
     Subscribe: _check_subscribe,
     Browse: _check_browse,
     Unsubscribe: _check_unsubscribe,
     Commit: _check_commit,
     Disconnect: _check_disconnect,
+    ForgetProducers: _check_forget_producers,
+    **dict.fromkeys((CreateTemporary, RemoveTemporary), _check_temporary),
     ControlRequest: _check_control_request,
 }
 """Check of each command. A Login has no check: before the login the connection has no user."""

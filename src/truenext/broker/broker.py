@@ -8,7 +8,7 @@
 A turn runs once in each pass of the event loop in which anything happened. The broker owns the order of a turn
 (`_run_turn`) and the time of each commit. Each other subject has its own file, which calls only files to its right:
 
-    execution --> control_commands --> user_sessions --> reply_rights, logins
+    execution --> control_commands --> user_sessions --> reply_rights, connection_ids, logins
         |-------> connection_ends --> takeovers
         |-------> capacity --> incomplete_frames, read_turns
     broker -----> slow_clients, stuck_check, disk_level_log, unread_answers
@@ -123,6 +123,7 @@ class Broker:
             tick=self._tick,
             schedule_turn=self._schedule_turn,
             drop_answers=lambda session: self.control.requests.connection_closed(session),
+            note_lost=lambda session: self.users.note_lost(session),
             monotonic_ns=monotonic_ns,
         )
         self.users = UserSessions(
@@ -380,6 +381,7 @@ class Broker:
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)
         self._engine.remove_unused_queues()
+        self._engine.state.jms_producers.forget_old()
         end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)

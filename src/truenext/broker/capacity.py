@@ -190,7 +190,7 @@ class Capacity:
         return (
             self._store.disk_level is not DiskLevel.PLENTY
             and self._engine.commands.sending.waits_with_send(session)
-            and not session.is_truenext_client
+            and not session.stays_after_refusal
         )
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Container
 
 from truenext.engine.engine import Engine
+from truenext.errors import OtherProtocolError
 from truenext.wire.stomp.headers import OWN_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -12,9 +13,13 @@ OTHER_PROTOCOL_SECONDS = 60.0
 """Seconds after a warning about a client of another protocol during which further clients of the same protocol are
 logged only at level debug."""
 
+UNSUPPORTED_MAX = 1000
+"""Number of refusals of unsupported features that are remembered and logged as warnings."""
+
+_UNSUPPORTED = "frame refused: the broker does not support it"
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
-_OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
+_OTHER_PROTOCOL = "client refused: it speaks another protocol"
 
 
 class ClientWarnings:
@@ -23,18 +28,23 @@ class ClientWarnings:
         self._time = time
         self._has_logged_login = False
         self._other_protocols: dict[str, float] = {}
-        """Time from which on the next client of another protocol is logged as a warning again, by protocol."""
+        """Time from which on the next such client is logged as a warning again, by the reason of its refusal. The
+        reason names the protocols of client and port."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
+        self._unsupported: set[tuple[str, str]] = set()
+        """User and reason of each warning about an unsupported feature."""
 
-    def warn_of_other_protocol(self, client: str, protocol: str) -> None:
-        """Log a client of another protocol. Each protocol has one warning a minute, as a port scan would cause many."""
-        now = self._time()
-        if now < self._other_protocols.get(protocol, now):
-            logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+    def warn_of_other_protocol(self, client: str, error: OtherProtocolError) -> None:
+        """Log a client of another protocol. Each protocol has one warning a minute for all ports of one protocol, as a
+        port scan would cause many."""
+        now, reason = self._time(), str(error)
+        fields = {"client": client, "protocol": error.protocol, "reason": reason}
+        if now < self._other_protocols.get(reason, now):
+            logger.debug(_OTHER_PROTOCOL, extra=fields)
             return
-        self._other_protocols[protocol] = now + OTHER_PROTOCOL_SECONDS
-        logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
+        self._other_protocols[reason] = now + OTHER_PROTOCOL_SECONDS
+        logger.warning(_OTHER_PROTOCOL, extra=fields)
 
     def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
         """Log that a header has no effect, once for each header and user. All unknown headers that begin with
@@ -46,9 +56,17 @@ class ClientWarnings:
             fields = {"header": header, "frame": frame, "user": user, "client": client, "instead": instead}
             logger.warning(_UNKNOWN_HEADER if is_unknown else _FOREIGN_HEADER, extra=fields)
 
+    def warn_of_unsupported(self, client: str, user: str, reason: str) -> None:
+        """Log that a feature that a client has asked for is not supported, once for each reason and user."""
+        key = (user, reason)
+        if key not in self._unsupported and len(self._unsupported) < UNSUPPORTED_MAX:
+            self._unsupported.add(key)
+            logger.warning(_UNSUPPORTED, extra={"client": client, "user": user, "reason": reason})
+
     def keep_users(self, users: Container[str]) -> None:
         """Forget the warnings of all users but these."""
         self._ineffective_headers = {(user, header) for user, header in self._ineffective_headers if user in users}
+        self._unsupported = {(user, reason) for user, reason in self._unsupported if user in users}
 
     def warn_of_unchecked_login(self, client: str) -> None:
         """Log that logins are not checked. Only the first call logs, as many clients send a login on each CONNECT."""

@@ -25,7 +25,7 @@ from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
 from truenext.model.policy import Policies, Policy
 from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url
 
 BROKER = "broker"
 POLICY = "policy"
@@ -207,7 +207,7 @@ class _ConfigurationFileReader:
         if setting.name == "listen":
             for url in value:
                 try:
-                    parse_url(url)
+                    parse_listener_url(url)
                 except ConfigurationError as error:
                     raise ValueError(f"has an address that cannot be listened on: {error}") from error
         if setting.name == "dead_letters":

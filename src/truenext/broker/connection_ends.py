@@ -19,7 +19,7 @@ from truenext.broker.takeovers import TakeoverSecrets
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Entry
-from truenext.model.commands import AckMode, Disconnect, Login, Release, Unsubscribe
+from truenext.model.commands import AckMode, Close, Disconnect, Login, Release, Unsubscribe
 from truenext.model.limits import ENDS_NS_PER_TURN
 
 
@@ -33,15 +33,18 @@ class ConnectionEnds:
         tick: Callable[[], object],
         schedule_turn: Callable[[], object],
         drop_answers: Callable[[ConnectionState], object],
+        note_lost: Callable[[ConnectionState], object],
         monotonic_ns: Callable[[], int],
     ) -> None:
-        """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection."""
+        """`tick` reads the clock. `drop_answers` drops the answers to control requests of a connection. `note_lost` is
+        called with each connection that ends without DISCONNECT."""
         self._engine = engine
         self._peers = peers
         self._capacity = capacity
         self._tick = tick
         self._schedule_turn = schedule_turn
         self._drop_answers = drop_answers
+        self._note_lost = note_lost
         self._monotonic_ns = monotonic_ns
         self.spent_ns = 0
         """Nanoseconds that ends by `soon` have taken since the last turn."""
@@ -121,6 +124,8 @@ class ConnectionEnds:
         If `is_exempt`, the held messages count no attempt.
         """
         self._tick()
+        if self._engine.commands.connecting.is_connected(session):
+            self._note_lost(session)
         self.cancel_unsent(session, None)
         self._engine.commands.disconnect(session, is_exempt=is_exempt)
         self._takeovers.remove(session)
@@ -137,10 +142,14 @@ class ConnectionEnds:
 
     def disconnect(self, session: ConnectionState, disconnect: Disconnect) -> None:
         self.cancel_unsent(session, None)
+        if disconnect.last_delivered is not None:
+            self._engine.commands.subscribing.requeue_delivered(
+                session, session.consumers.values(), disconnect.last_delivered
+            )
         self._engine.commands.disconnect(session, is_exempt=True, is_requested=True)
         self._takeovers.remove(session)
         if disconnect.forgotten_producers:
-            self._engine.state.producers.forget(session, disconnect.forgotten_producers)
+            self._engine.state.producers_of(session).forget(session, disconnect.forgotten_producers)
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         self.close_parked_users(unsubscribe.durable_key)
@@ -148,6 +157,11 @@ class ConnectionEnds:
         if consumer is not None:
             self.cancel_unsent(session, [consumer])
         self._engine.commands.unsubscribe(session, unsubscribe)
+
+    def close_subscriptions(self, session: ConnectionState, close: Close) -> None:
+        consumers = session.consumers
+        self.cancel_unsent(session, [consumers[name] for name in close.subscriptions if name in consumers])
+        self._engine.commands.close(session, close)
 
     def release(self, session: ConnectionState, request: Release) -> None:
         # Checked first: a refused request must not drop unsent messages.

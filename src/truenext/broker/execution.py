@@ -26,16 +26,22 @@ from truenext.model.commands import (
     AckRun,
     Begin,
     Browse,
+    Close,
     Command,
     Commit,
     ControlRequest,
+    CreateTemporary,
     Credit,
     Disconnect,
+    ForgetProducers,
     InvalidFrame,
     Login,
     Nack,
+    OpenProducer,
+    Pause,
     ReceiptRequest,
     Release,
+    RemoveTemporary,
     Send,
     SendRun,
     Started,
@@ -47,7 +53,9 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import EXECUTE_SLICE_US, REFUSALS_PER_PASS_MAX, ROUTING_SLICE_NS
 from truenext.store.store import Store
 
-_WATCHED_COMMANDS = (Nack, Subscribe, Browse, Unsubscribe, Commit, Abort, Release, Disconnect, ControlRequest)
+_WATCHED_COMMANDS = (
+    *(Nack, Subscribe, Browse, Unsubscribe, Close, Commit, Abort, Release, Disconnect, RemoveTemporary, ControlRequest),
+)
 """Commands each of which may take milliseconds. The clock is read after each of these commands."""
 
 FIRST_COMMANDS = 4
@@ -99,6 +107,8 @@ class Execution:
             InvalidFrame: _raise_invalid,
             Send: engine.commands.send,
             SendRun: engine.commands.send_run,
+            OpenProducer: _do_nothing,
+            Pause: _do_nothing,
             Ack: engine.commands.acknowledge,
             AckRun: engine.commands.acknowledge_run,
             Nack: engine.commands.nack,
@@ -106,6 +116,7 @@ class Execution:
             Subscribe: self._subscribe,
             Browse: engine.commands.browse,
             Unsubscribe: ends.unsubscribe,
+            Close: ends.close_subscriptions,
             Begin: engine.commands.begin,
             Commit: engine.commands.commit,
             Abort: engine.commands.abort,
@@ -114,6 +125,9 @@ class Execution:
             Wake: engine.commands.wake,
             Release: ends.release,
             Disconnect: ends.disconnect,
+            ForgetProducers: self._forget_producers,
+            CreateTemporary: engine.commands.create_temporary,
+            RemoveTemporary: engine.commands.remove_temporary,
             ControlRequest: control.execute,
         }
         for command in _WATCHED_COMMANDS:
@@ -173,7 +187,7 @@ class Execution:
                     return PendingCommand(command, WaitsFor.ROUTES)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
-                if not session.is_truenext_client or isinstance(command, Login):
+                if not session.stays_after_refusal or isinstance(command, Login):
                     raise
                 self._refuse_command(session, command, error)
                 refused += 1
@@ -187,6 +201,9 @@ class Execution:
             now_us = self._monotonic_ns() // 1000
             if now_us >= until_us:
                 return PendingCommand(None, WaitsFor.OTHERS)
+            if commit_state.is_read_long:
+                # The next command decides for itself.
+                commit_state.is_read_long = engine.queues.topics.may_take_long
             if not count:
                 if interval == FIRST_COMMANDS:
                     is_slow = now_us >= until_us - EXECUTE_SLICE_US + FIRST_COMMANDS_US
@@ -240,7 +257,7 @@ class Execution:
         now on."""
         name = getattr(command, "transaction", None)
         if name is not None:
-            self._engine.commands.transactions.mark_rollback_only(session, name)
+            self._engine.commands.transactions.mark_rollback_only(session, name, error)
         self._peers[session].send_error(error)
 
     # ---- Commands ----
@@ -252,6 +269,8 @@ class Execution:
         if login.is_truenext_client:
             # This connection gets the place of the one that it takes over.
             secret, is_takeover = self._ends.take_over(session, login, "" if found is None else found.user.name)
+        if login.connection_id:
+            self._end_former(session, login)
         may_exceed = found is None or found.user.is_monitor or found.user.is_admin
         limit = peer.assign_place(may_exceed=may_exceed)
         if found is not None:
@@ -263,6 +282,16 @@ class Execution:
         self._before_login.remove(session)
         self._engine.commands.log_in(session, login)
         peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
+
+    def _end_former(self, session: ConnectionState, login: Login) -> None:
+        """End an earlier connection of the same id and user: its client has lost it, and the broker does not know yet.
+
+        Raises: RemoteProtocolError if the id is another user's
+        """
+        former = self._engine.state.clients.sessions.get(login.connection_id)
+        self._users.check_connection_id(session, login, former)
+        if former is not None:
+            self._peers[former].close_for_takeover(is_exempt=False)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         self._ends.close_parked_users(subscribe.durable_key)
@@ -277,6 +306,9 @@ class Execution:
             self._peers[session].end_pull_request(withdrawn)
             self._peers[session].flush()
 
+    def _forget_producers(self, session: ConnectionState, command: ForgetProducers) -> None:
+        self._engine.state.producers_of(session).forget(session, command.names)
+
     def _answer_receipt_request(self, session: ConnectionState, confirm: ReceiptRequest) -> None:
         numbered = confirm.numbered_command
         receipt = Receipt(confirm.receipt)
@@ -287,3 +319,7 @@ class Execution:
 
 def _raise_invalid(_: ConnectionState, invalid: InvalidFrame) -> None:
     raise RemoteProtocolError(invalid.reason, invalid.code)
+
+
+def _do_nothing(_: ConnectionState, command: Command) -> None:
+    pass

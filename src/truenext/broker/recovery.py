@@ -59,6 +59,7 @@ def recover(
         engine.lifespan.restore_pause(queues[number])
         logger.warning("queue is paused", extra={"queue": queues[number].name})
     engine.state.producers.restore(recovered.producers.items())
+    engine.state.jms_producers.restore(recovered.producers.items())
     for lane, count in recovered.counts.items():
         number, rank = split_lane_key(lane)
         if number not in queues:

@@ -3,7 +3,7 @@
     dispatch    gives the user the right to reply to the temporary queues and topics that the message's reply-to names
     SEND        needs this right if it goes to a temporary queue or topic of another user, or its reply-to names one
 
-Dispatch and check use the same function, `_named_in_reply_to`. So they agree on which queues a reply-to names. Ids of
+Dispatch and check use the same function, `_named_in`. So they agree on which queues a reply-to names. Ids of
 connections are never used again: a queue that a message of an earlier run of the broker names no longer exists.
 """
 
@@ -27,8 +27,8 @@ from truenext.model.destination import (
     Destination,
     DestinationKind,
 )
+from truenext.model.forms import may_name_temporary, reply_to_address
 from truenext.model.grants import User
-from truenext.model.header_lines import reply_to_of
 from truenext.model.limits import COMPOSITE_MAX, REPLY_DESTINATIONS_MAX
 
 _ADDRESS_BYTES = 400
@@ -37,25 +37,22 @@ _ADDRESS_BYTES = 400
 _USER_BYTES = 128
 """Memory for each user that may reply to a temporary queue or topic."""
 
-_REMOTE_PREFIX = REMOTE_PREFIX.encode()
-"""Prefix of temporary queues and topics of other connections, in header lines. Its characters need no escapes there."""
-
 _find_named = re.compile(
     rf"(?:^|,)\s*+((?:{REMOTE_TEMPORARY_PREFIX}|{REMOTE_TEMPORARY_TOPIC_PREFIX})([^/,]++)/[^,]*)"
 ).findall
 
+ENDED_CONNECTIONS_MAX = 1000
+"""Number of ended connections of JMS clients whose rights are kept."""
 _NOWHERE = Destination(DestinationKind.TEMPORARY, "/")
 """Temporary queue of no connection: a message to it is dropped, as if its connection had ended (C25.5)."""
 
 
-def _named_in_reply_to(header: bytes) -> Iterable[tuple[str, str]]:
-    r"""Return the temporary queues and topics that the reply-to in these header lines names: the address of each, and
-    the id of its connection.
+def _named_in(text: str) -> Iterable[tuple[str, str]]:
+    r"""Return the temporary queues and topics that a reply-to names: the address of each, and the id of its connection.
 
-    >>> _named_in_reply_to(b"reply-to:/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c\n")
+    >>> _named_in("/queue/a, /remote-temp-queue/1f/b ,/remote-temp-topic/1f/c")
     [('/remote-temp-queue/1f/b', '1f'), ('/remote-temp-topic/1f/c', '1f')]
     """
-    text = reply_to_of(header)
     if REMOTE_PREFIX not in text or text.count(",") >= COMPOSITE_MAX:
         return ()
     found: list[tuple[str, str]] = _find_named(text)
@@ -94,6 +91,9 @@ class ReplyRights:
         self._repliers: dict[str, _Repliers] = {}
         """Rights to reply, by the id of the connection that owns the temporary queues and topics. A connection has an
         entry once the reply-to of a SEND has named one of its queues or topics."""
+        self._ended: dict[str, _Repliers] = {}
+        """Rights of JMS clients' connections that have ended, the oldest first. A JMS client that connects again has
+        the same id, and the same temporary queues and topics."""
 
     # ---- SEND ----
 
@@ -114,7 +114,7 @@ class ReplyRights:
             send.destination = replace(destination, parts=parts)
 
     def _check_reply_to(self, user: User, send: Send) -> None:
-        for address, session_id in _named_in_reply_to(send.message.header):
+        for address, session_id in _named_in(reply_to_address(send.message)):
             owner = self._sessions.get(session_id)
             if owner is None:
                 continue
@@ -122,7 +122,7 @@ class ReplyRights:
             # Checked even if the queue does not exist now: it may exist at the dispatch, which gives the right.
             if name != user.name and not self._may_reply(user, session_id, address):
                 raise _no_right_error(user, f"name {address} in reply-to", address)
-            if session_id not in self._repliers:
+            if self._repliers_of(session_id) is None:
                 self._repliers[session_id] = _Repliers(name)
 
     def _target(self, user: User, session: ConnectionState, destination: Destination) -> Destination:
@@ -151,8 +151,19 @@ class ReplyRights:
         return self._engine.queues.has_temporary(destination.name)
 
     def _may_reply(self, user: User, session_id: str, address: str) -> bool:
-        repliers = self._repliers.get(session_id)
+        repliers = self._repliers_of(session_id)
         return repliers is not None and repliers.may_reply(user.name, address)
+
+    def _repliers_of(self, session_id: str) -> _Repliers | None:
+        """Return the rights to reply to a connection's queues and topics, also those of an earlier connection of the
+        same id and user."""
+        repliers = self._repliers.get(session_id)
+        if repliers is None and session_id in self._ended:
+            owner = self._sessions.get(session_id)
+            if owner is None or self._user_name(owner) != self._ended[session_id].owner:
+                return None
+            repliers = self._repliers[session_id] = self._ended.pop(session_id)
+        return repliers
 
     # ---- Dispatch ----
 
@@ -160,7 +171,7 @@ class ReplyRights:
     def has_callers(self) -> bool:
         """True if the reply-to of an earlier SEND has named a temporary queue or topic of an open connection. Otherwise
         no dispatch can give a right to reply."""
-        return bool(self._repliers)
+        return bool(self._repliers or self._ended)
 
     def note_dispatched(self, deliveries: Deliveries) -> None:
         """Give the user of each consumer the right to reply to the messages that were dispatched to the consumer."""
@@ -168,17 +179,18 @@ class ReplyRights:
         for consumer, entries in deliveries.items():
             for entry in entries:
                 message = entry.message
-                if message is not None and _REMOTE_PREFIX in message.header:
+                if message is not None and may_name_temporary(message):
                     # The copies of a message to a topic are one object.
                     users = users_by_message.setdefault(id(message), set())
                     name = self._user_name(consumer.session)
                     if name not in users:
                         users.add(name)
-                        self._give_rights(name, message.header)
+                        self._add_rights(name, reply_to_address(message))
 
-    def _give_rights(self, user: str, header: bytes) -> None:
-        for address, session_id in _named_in_reply_to(header):
-            repliers = self._repliers.get(session_id)
+    def _add_rights(self, user: str, reply_to: str) -> None:
+        for address, session_id in _named_in(reply_to):
+            # A JMS client that has lost its connection may be about to connect again.
+            repliers = self._repliers_of(session_id) or self._ended.get(session_id)
             if repliers is None or repliers.owner == user or repliers.may_reply(user, address):
                 continue
             by_address = repliers.queues
@@ -207,17 +219,28 @@ class ReplyRights:
 
     def keep_users(self, names: Container[str]) -> None:
         """Forget the rights of all users but these."""
-        for repliers in self._repliers.values():
+        for repliers in (*self._repliers.values(), *self._ended.values()):
             for users in (*repliers.queues.values(), *repliers.others.values()):
                 removed = {name for name in users if name not in names}
                 users -= removed
                 self._count(repliers, -_USER_BYTES * len(removed))
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """Forget the rights to reply to the temporary queues and topics of a closed connection."""
+        """Forget the rights to reply to the temporary queues and topics of a closed connection. Those of a JMS client's
+        connection are kept for its next one."""
+        if self._sessions.get(session.id, session) is not session:
+            # A newer connection of a JMS client has this id.
+            return
         repliers = self._repliers.pop(session.id, None)
-        if repliers is not None:
+        if repliers is None:
+            return
+        if not session.is_jms_client:
             self._count(repliers, -repliers.size)
+            return
+        self._ended[session.id] = repliers
+        if len(self._ended) > ENDED_CONNECTIONS_MAX:
+            oldest = self._ended.pop(next(iter(self._ended)))
+            self._count(oldest, -oldest.size)
 
 
 def _size(address: str, users: set[str]) -> int:

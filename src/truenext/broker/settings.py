@@ -50,13 +50,15 @@ class ClientCertificates(Enum):
 class BrokerSettings:
     listen: tuple[str, ...] = setting(
         (DEFAULT_URL,),
-        "Where to listen, as stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS; port 0 picks a free one.",
+        "Where to listen, as stomp://HOST:PORT, or openwire://HOST:PORT for JMS clients; with TLS as "
+        "stomp+ssl://HOST:PORT or openwire+ssl://HOST:PORT. Port 0 picks a free one.",
         fixed=_WITH_CONNECTIONS,
         reason="The usual port of STOMP, and no access from other machines.",
     )
     server_name: str = setting(
         f"truenext/{VERSION}",
-        "Value of the header `server` of CONNECTED: NAME or NAME/VERSION, at most 255 characters.",
+        "Value of the header `server` of CONNECTED, and the broker's name for JMS clients: NAME or NAME/VERSION, at "
+        "most 255 characters.",
         fixed=_WITH_CONNECTIONS,
         reason="The true name of the broker. Set another name for a client that accepts only brokers that it knows by "
         "name.",
@@ -128,8 +130,8 @@ class BrokerSettings:
         least=1,
         most=TRANSACTIONS_CEILING,
         fixed=_AT_START,
-        reason="A session has one transaction, a pool of workers a few. An empty transaction costs some 500 bytes, "
-        "which memory_limit does not count, and no time.",
+        reason="A session has one transaction, and all sessions of a JMS client may share one connection. An empty "
+        "transaction costs some 500 bytes, which memory_limit does not count, and no time.",
     )
     transaction_bytes_max: int = setting(
         TRANSACTION_BYTES_MAX,
@@ -154,8 +156,8 @@ class BrokerSettings:
     )
     certificate: Path | None = setting(
         None,
-        "PEM file with the broker's certificate, followed by the certificates that signed it, for stomp+ssl:// "
-        "addresses. A reload reads the file again.",
+        "PEM file with the broker's certificate, followed by the certificates that signed it, for addresses "
+        "with +ssl. A reload reads the file again.",
         reason="Only an address with TLS needs a certificate.",
     )
     key: Path | None = setting(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from truenext.broker import access, connection_request, producer_request
+from truenext.broker.connection_ids import ConnectionIds
 from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.peer import Peer
 from truenext.broker.reply_rights import ReplyRights
@@ -30,6 +31,14 @@ from truenext.model.limits import BROWSERS_MAX
 
 Action = Callable[[ConnectionState, Any], None]
 """Executes a command of a connection."""
+
+ID_REFUSAL_SECONDS = 60.0
+"""Seconds after a logged login with a connection id of another user during which further ones of this user are not
+logged."""
+
+
+_UNTRUSTED = ("alert certificate unknown", "alert unknown ca", "alert bad certificate")
+"""Ends of reasons why a TLS handshake has failed: alerts of Java, of others, and of others about the host name."""
 
 
 class SessionUser(NamedTuple):
@@ -62,8 +71,13 @@ class UserSessions:
         temporary queues or topics are left out, because each SEND to these is checked."""
         self._checked_logins: dict[ConnectionState, str] = {}
         """Credential of each login that was checked and is not executed yet; "" if the login is wrong."""
+        self._failed_logins: set[ConnectionState] = set()
+        """Open connections whose failed login was logged."""
         self._logins = None if users is None else Logins(users, loop)
         self._reply_rights = None if users is None else ReplyRights(engine, self.name_of)
+        self._ids = ConnectionIds()
+        self._id_refusals: dict[str, float] = {}
+        """Time from which on the next login with a connection id of another user is logged, by user."""
         self._log = SecurityLog(loop.time)
 
     def user_of(self, session: ConnectionState) -> User | None:
@@ -82,6 +96,7 @@ class UserSessions:
         self._users.pop(session, None)
         self._last_targets.pop(session, None)
         self._checked_logins.pop(session, None)
+        self._failed_logins.discard(session)
         if self._reply_rights is not None:
             self._reply_rights.connection_closed(session)
 
@@ -146,11 +161,39 @@ class UserSessions:
         """Record as which user a connection is logged in. From now on the connection may do what this user may do."""
         self._users[session] = user
 
+    def note_lost(self, session: ConnectionState) -> None:
+        """Keep the id of a JMS client's lost connection for its user."""
+        name = self.name_of(session)
+        if name and session.is_jms_client:
+            self._ids.keep(session.id, name)
+
+    def check_connection_id(self, session: ConnectionState, login: Login, former: ConnectionState | None) -> None:
+        """Check that the connection id of a checked login is no other user's. `former` is the open connection with this
+        id; None if there is none.
+
+        A client on `failover:` tries again and again, so each user has one line a minute in the log.
+
+        Raises: RemoteProtocolError if the id is another user's
+        """
+        if self._logins is None:
+            return
+        owner = self._ids.owner_of(login.connection_id) if former is None else self.name_of(former)
+        if owner in ("", login.user):
+            return
+        reason = f"the connection id {login.connection_id} is another user's: make a new connection"
+        now = self._loop.time()
+        if now >= self._id_refusals.get(login.user, now):
+            self._id_refusals[login.user] = now + ID_REFUSAL_SECONDS
+            self._log_event(logging.WARNING, "login failed", session, login.user, reason=reason)
+        self._failed_logins.add(session)
+        raise RemoteProtocolError(reason, Code.IN_USE)
+
     def _log_failed_login(self, session: ConnectionState, login: Login, reason: str) -> None:
         assert self._logins is not None, "there are users"
         # A text that is no user's name may be a password.
         user = login.user if login.user in self._logins.users or not login.user else "unknown"
         self._log_event(logging.WARNING, "login failed", session, user, reason=reason)
+        self._failed_logins.add(session)
 
     # ---- Commands ----
 
@@ -267,6 +310,8 @@ class UserSessions:
         self._logins.replace_users(users)
         self._last_targets.clear()
         self._reply_rights.keep_users(users)
+        self._ids.keep_users(users)
+        self._id_refusals = {user: time for user, time in self._id_refusals.items() if user in users}
         for session, (user, credential) in list(self._users.items()):
             entry = users.get(user.name)
             if entry is None:
@@ -293,11 +338,14 @@ class UserSessions:
 
     def log_failed_handshake(self, session: ConnectionState, reason: str) -> None:
         """Log a client whose TLS handshake has failed, for example because the client has no certificate."""
+        if reason.endswith(_UNTRUSTED):
+            reason += ": the client does not trust the broker's certificate, or connects to a name that is not in it"
         self._log_event(logging.WARNING, "TLS failed", session, "", reason=reason)
 
-    def logs_refusal(self, code: Code) -> bool:
-        """Return whether the security log logs refusals with this code, so that no other log needs to."""
-        return self._logins is not None and code in (Code.LOGIN, Code.BUSY, Code.FORBIDDEN)
+    def has_logged_refusal(self, session: ConnectionState, code: Code) -> bool:
+        """Return whether the security log has this refusal, so that no other log needs it: a failed login, or, after
+        the login, a lack of rights."""
+        return session in self._failed_logins or (code is Code.FORBIDDEN and session in self._users)
 
     def flush_log(self) -> None:
         """Log how many events of earlier seconds were only counted; called once a second."""

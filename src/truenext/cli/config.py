@@ -15,7 +15,7 @@ from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.model.policy import Policy
 from truenext.model.setting import settings_of
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url
 
 
 @click.group()
@@ -84,7 +84,7 @@ def _print_notes(configuration: Configuration) -> None:
     if (
         not settings.allow_anonymous
         and settings.users is None
-        and not all(parse_url(url).is_loopback for url in settings.listen)
+        and not all(parse_listener_url(url).is_loopback for url in settings.listen)
     ):
         terminal.echo(
             "note: other machines can reach the broker; for that `truenext serve` needs --users or --allow-anonymous."

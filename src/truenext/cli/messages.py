@@ -3,7 +3,7 @@
 import base64
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -16,12 +16,13 @@ from truenext.cli.connection import BrokerOptions, address_options, broker_optio
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, seconds_option
-from truenext.client.core.send_options import SendOptions
+from truenext.client.core.send_options import Outgoing, SendOptions
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConfigurationError, ConnectionLost, TruenextError
 
 _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 """Headers of a received message that mean nothing after the end of the command."""
+_KIND = "amq-msg-type"
 SEND_TIMEOUT_S = 60.0
 """Maximum time in seconds without a confirmed message, after which the command fails. So a broker with a full disk has
 this time to free space."""
@@ -86,7 +87,8 @@ def send(
 ) -> None:
     """Send messages to QUEUE.
 
-    The body is BODY, or the content of files or of standard input.
+    The body is BODY, or the content of files or of standard input. A JMS client gets a body that is UTF-8 as a
+    TextMessage, any other as a BytesMessage; --header amq-msg-type=bytes makes each body a BytesMessage.
 
     Each file is a message; with --lines each line is a message. The command returns when the broker has confirmed all
     messages.
@@ -107,14 +109,32 @@ def send(
     try:
         with connected(broker) as connection:
             options: SendOptions = {"priority": priority, "persistent": not transient, "headers": dict(headers)}
+            messages = progress.count_each(map(_with_kind(dict(headers)), bodies))
             try:
-                connection.send_many(queue, progress.count_each(bodies), timeout=SEND_TIMEOUT_S, **options)
+                connection.send_many(queue, messages, timeout=SEND_TIMEOUT_S, **options)
             except ValueError as error:
                 raise CommandFailure(error) from error
         is_whole = True
     finally:
         if (lines or len(files) > 1) and (is_whole or progress.count):
             terminal.echo(f"{progress.count:,} sent{'' if is_whole else ' at most'}", err=True)
+
+
+def _with_kind(headers: Mapping[str, str]) -> Callable[[bytes], bytes | Outgoing]:
+    """Return a function that gives a body that is UTF-8 the header with which JMS clients get it as a text, unless the
+    message has this header already."""
+    if _KIND in headers:
+        return lambda body: body
+    of_text = {**headers, _KIND: "text"}
+
+    def outgoing(body: bytes) -> bytes | Outgoing:
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            return body
+        return Outgoing(body, headers=of_text)
+
+    return outgoing
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:

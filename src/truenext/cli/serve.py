@@ -25,8 +25,9 @@ from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
-from truenext.model.url import Address, parse_url
+from truenext.model.url import Address, host_and_port, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
+from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import is_writable_by_others
 from truenext.store.memory import MemoryStore
@@ -56,7 +57,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
-    addresses = [parse_url(url) for url in settings.listen]
+    addresses = [parse_listener_url(url) for url in settings.listen]
+    _check_ports(addresses)
     for address in addresses:
         _check_address(address, configuration)
     fault = fault_of_memory_limit(memory_limit)
@@ -79,7 +81,12 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         _log_warnings(configuration)
         make_broker = partial(Broker, engine, store, history=history, users=configuration.users)
-        make_listener = partial(Listener, identity=recovered.identity, server_name=settings.server_name)
+        make_listener = partial(
+            Listener,
+            identity=recovered.identity,
+            server_name=settings.server_name,
+            session_factories=make_session_factories(),
+        )
         apply = partial(_apply_changes, tls, exporter)
         make_reloader = None if reread is None else partial(Reloader, configuration, reread)
         run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)
@@ -87,6 +94,22 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
         # Frees the names of all queues.
         del recovered
         runner.run(run())
+
+
+def _check_ports(addresses: Sequence[Address]) -> None:
+    """Check that no two addresses have the same host and port.
+
+    Raises: ConfigurationError if two have
+    """
+    known: set[tuple[str, int]] = set()
+    for address in addresses:
+        key = address.host, address.port
+        if key in known:
+            raise ConfigurationError(
+                f"two addresses of --listen name {host_and_port(*key)}: give each a port of its own"
+            )
+        if address.port:
+            known.add(key)
 
 
 def _check_address(address: Address, configuration: Configuration) -> None:
@@ -115,7 +138,7 @@ def _check_address(address: Address, configuration: Configuration) -> None:
         if not settings.allow_plaintext:
             raise ConfigurationError(
                 f"{address.host} can be reached from other machines, and passwords would not be encrypted; listen "
-                "on stomp+ssl:// with a certificate (--certificate), or use --allow-plaintext"
+                f"on {address.tls_scheme}:// with a certificate (--certificate), or use --allow-plaintext"
             )
         logger.warning(
             "connections are not encrypted: passwords and messages can be read on the network",

@@ -13,7 +13,7 @@ from truenext.broker.config import Configuration, configure, with_files
 from truenext.broker.settings import ClientCertificates, LogLevel
 from truenext.cli import early_signals, logs
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import SERVER_NAME, URL, EnumParam, PathParam, SizeParam
+from truenext.cli.values import LISTENER_URL, SERVER_NAME, EnumParam, PathParam, SizeParam
 from truenext.model.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.model.numerals import format_size
 from truenext.model.policy import StoreAndDispatch, WhenFull
@@ -42,10 +42,11 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
 )
 @click.option(
     "--listen",
-    type=URL,
+    type=LISTENER_URL,
     multiple=True,
     show_default=DEFAULT_URL,
-    help="Where to listen, stomp://HOST:PORT, or stomp+ssl:// with TLS; port 0 picks a free one. May be repeated. "
+    help="Where to listen, stomp://HOST:PORT, or openwire://HOST:PORT for JMS clients; with TLS stomp+ssl:// or "
+    "openwire+ssl://. Port 0 picks a free one. May be repeated. "
     "TRUENEXT_URL is not used.",
 )
 @click.option(
@@ -93,7 +94,7 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     StoreAndDispatch.DURABLE,
     help="Dispatch a persistent message once it is durable, or while it is being written.",
 )
-@_file_option("--certificate", help="PEM file with the broker's certificate, for stomp+ssl:// addresses.")
+@_file_option("--certificate", help="PEM file with the broker's certificate, for addresses with +ssl.")
 @_file_option(
     "--key",
     help="PEM file with the private key of the certificate; by default the key is in the file of the certificate.",

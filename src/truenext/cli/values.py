@@ -26,8 +26,9 @@ from truenext.model.destination import (
 )
 from truenext.model.limits import DESTINATION_LENGTH_MAX, SCHEDULE_MS_MAX
 from truenext.model.numerals import format_size, parse_delay, parse_size
+from truenext.model.pattern import fault_of_uri
 from truenext.model.selector import compile_selector
-from truenext.model.url import parse_url
+from truenext.model.url import parse_listener_url, parse_url
 
 USERS_VARIABLE = "TRUENEXT_USERS"
 """Environment variable with the path of a users file."""
@@ -120,7 +121,7 @@ class DestinationParam(click.ParamType[str]):
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         # The broker checks options of a destination, and names that only earlier rules have allowed.
         address = destination_address(value)
-        if fault := _error_of(parse_stored_address, address):
+        if fault := _fault_of_uri(value) or _error_of(parse_stored_address, address):
             self.fail(fault, param, ctx)
         return address
 
@@ -136,6 +137,8 @@ class QueueNameParam(click.ParamType[str]):
         self._is_creatable = is_creatable
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if fault := _fault_of_uri(value):
+            self.fail(fault, param, ctx)
         name = value.removeprefix("/queue/")
         is_new = self._is_creatable and not name.startswith(SUBSCRIPTION_PREFIX)
         if is_new and (fault := _error_of(parse_queue_name, name)):
@@ -327,6 +330,11 @@ def destination_address(queue: str) -> str:
     return queue if queue.startswith("/") else f"/queue/{queue}"
 
 
+def _fault_of_uri(value: str) -> str | None:
+    fault = fault_of_uri(value)
+    return fault and f"{_shortened_repr(value)} {fault}"
+
+
 def _error_of(check: Callable[[str], object], value: str) -> str | None:
     try:
         check(value)
@@ -369,6 +377,7 @@ TEXT = CheckedTextParam("text", _fault_of_text)
 SERVER_NAME = CheckedTextParam("text", fault_of_server_name)
 SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
+LISTENER_URL = CheckedTextParam("url", partial(_error_of, parse_listener_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
 QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
 """Id of a query of Spark; its first characters are enough."""

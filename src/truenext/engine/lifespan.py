@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.memory.delays import DelayedEntries
@@ -33,6 +34,7 @@ class EngineLifespan:
         self._queues = queues
         self._scheduler = scheduler
         self._producers = state.producers
+        self._jms_producers = state.jms_producers
 
     # ---- Restoring ----
 
@@ -93,7 +95,7 @@ class EngineLifespan:
             if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield commit_state.close_batch()
             self._put_final_state(entry)
-        for name, state in self._producers.unstored_states():
+        for name, state in chain(self._producers.unstored_states(), self._jms_producers.unstored_states()):
             if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield commit_state.close_batch()
             commit_state.batch.producers[name] = state

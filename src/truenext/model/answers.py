@@ -26,6 +26,8 @@ class ErrorAnswer(msgspec.Struct, gc=False):
     """Receipt that the refused frame requested."""
     frame_number: int = 0
     """Number of the refused frame, 1 for the first frame of the connection; 0 if the connection ends."""
+    cause: Code | None = None
+    """Code of an earlier refusal that has led to this one."""
 
 
 class CloseConnection(msgspec.Struct, gc=False):

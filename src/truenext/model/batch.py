@@ -37,7 +37,8 @@ class Mark(NamedTuple):
     """Time of the next try, in milliseconds since the epoch; 0 if the message does not wait. DUE_NEVER: a consumer has
     rejected the message, which becomes a dead letter when it is read."""
     was_lost: bool = False
-    """True if the last attempt ended with a lost connection."""
+    """True if the last attempt ended with a lost connection. Without an attempt: True if a connection that held the
+    message was lost."""
 
 
 NO_MARK = Mark(0, 0)

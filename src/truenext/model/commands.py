@@ -25,6 +25,11 @@ class Login(msgspec.Struct, gc=False):
     user: str = ""
     """Name of the user; "" if the client names none."""
     passcode: str = ""
+    is_jms_client: bool = False
+    """True for a JMS client (docs/contract.md, "JMS clients")."""
+    connection_id: str = ""
+    """Id that a JMS client has given its connection, and by which it names its temporary queues and topics; "" for any
+    other client."""
 
     def __repr__(self) -> str:
         # Without secret, user and passcode: this text may be printed with a traceback.
@@ -74,6 +79,13 @@ class Send(msgspec.Struct, gc=False):
     the engine."""
 
 
+class OpenProducer(msgspec.Struct, gc=False):
+    """Say that messages will be sent to a destination. The command does nothing: it is refused if the client may not
+    send there."""
+
+    destination: Destination
+
+
 class SendRun(msgspec.Struct, gc=False):
     """Consecutive SENDs of one read of a socket, to one destination, without headers that need special treatment."""
 
@@ -119,12 +131,23 @@ class Browse(msgspec.Struct, gc=False):
     destination: Destination
     selector: Selector | None = None
     """Condition on messages; None matches all."""
+    is_pulling: bool = False
+    """True if the browser is shown only as many messages as `Credit` commands request."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
     durable_key: str = ""
     """Key of the durable subscription to end, so that its waiting messages are removed; "" ends none."""
+
+
+class Close(msgspec.Struct, gc=False):
+    """End subscriptions of a JMS client in one step, and requeue the messages that they hold."""
+
+    subscriptions: list[str]
+    last_delivered: int | None = None
+    """Sequence of the message that the client's program got last from one of the subscriptions. An attempt counts for
+    this message, and for all that its consumer got before and still holds. None counts no attempt."""
 
 
 class Started(msgspec.Struct, gc=False):
@@ -181,7 +204,7 @@ class Nack(msgspec.Struct, gc=False):
 
 
 class Credit(msgspec.Struct, gc=False):
-    """Pull request: a subscription requests messages."""
+    """Pull request: a subscription requests messages. That of a browser has only the first two fields."""
 
     subscription: str
     messages: int
@@ -189,6 +212,8 @@ class Credit(msgspec.Struct, gc=False):
     waits: bool = True
     """True if the request stays open until the messages have come; False ends it when no message is ready."""
     correlation: str | None = None
+    wait_ms: int = 0
+    """Milliseconds after which the broker withdraws a request that waits; 0 is no limit."""
 
 
 class Wake(msgspec.Struct, gc=False):
@@ -228,6 +253,9 @@ class Commit(msgspec.Struct, gc=False):
     counts_all: bool = True
     """Messages for which an attempt counts if this COMMIT is a repeat: all that the open transaction has acknowledged
     or nacked (True), or only those that it has nacked (False)."""
+    acks: list[Ack] = []
+    """Acknowledgements of a JMS client's transaction, which take effect in one step with this COMMIT. Consumers hold
+    the messages until then. Each covers the one message that it names."""
     is_repeat: bool = False
     """True if the number was used before, so that the open transaction was rolled back; set by the engine."""
     is_unknown: bool = False
@@ -243,10 +271,32 @@ class Abort(msgspec.Struct, gc=False):
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """End the connection. Messages that the connection holds are requeued without an attempt."""
+    """End the connection. Messages that the connection holds are requeued, without an attempt but for
+    `last_delivered`."""
 
     forgotten_producers: list[str] = []
     """Names of producers that the broker forgets."""
+    last_delivered: int | None = None
+    """Sequence of the message that the program of a JMS client got last; see Close."""
+
+
+class ForgetProducers(msgspec.Struct, gc=False):
+    """Forget producers whose ends the client has reported: nothing that they send after that is a repeat."""
+
+    names: list[str]
+
+
+class CreateTemporary(msgspec.Struct, gc=False):
+    """Create a temporary queue or topic of this connection. Nothing happens if there is one."""
+
+    destination: Destination
+
+
+class RemoveTemporary(msgspec.Struct, gc=False):
+    """Remove a temporary queue or topic of this connection, with all its messages. Nothing happens if there is
+    none."""
+
+    destination: Destination
 
 
 class ReceiptRequest(msgspec.Struct, gc=False):
@@ -255,6 +305,11 @@ class ReceiptRequest(msgspec.Struct, gc=False):
     receipt: str
     numbered_command: Send | Commit | None = None
     """SEND or COMMIT with a number that requested the receipt. The receipt then says whether it was a repeat."""
+
+
+class Pause(msgspec.Struct, gc=False):
+    """Let the broker read the clock. A session yields this after a frame that becomes no other command: thousands of
+    such frames may come in one read, and other connections are served only between commands."""
 
 
 class ControlRequest(msgspec.Struct, gc=False):
@@ -283,9 +338,11 @@ Command = (
     | InvalidFrame
     | Send
     | SendRun
+    | OpenProducer
     | Subscribe
     | Browse
     | Unsubscribe
+    | Close
     | Ack
     | AckRun
     | Nack
@@ -297,7 +354,11 @@ Command = (
     | Commit
     | Abort
     | Disconnect
+    | ForgetProducers
+    | CreateTemporary
+    | RemoveTemporary
     | ReceiptRequest
+    | Pause
     | ControlRequest
 )
 

@@ -32,11 +32,12 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 10
+HISTORY_VERSION = 11
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version of the files that this truenext reads. Files of version 9 have no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 10 have no reason `closed`, and files of
+version 9 no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -141,16 +142,20 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
 PERSISTENT_FLAG = 16
 """Flag of a persistent message. The flags of an accepted message are its priority, plus this."""
 
-FAILURES = ("nacked", "aborted", "lost")
-"""Ways in which a consumer can fail with a message."""
+_DELAYABLE = ("nacked", "aborted", "lost")
+CLOSED = "closed"
+FAILURES = (*_DELAYABLE, CLOSED)
+"""Ways in which a consumer can fail with a message. After CLOSED the message is due at once."""
 
 DELAYED, BLOCKING = "delayed", "blocking"
 """Ways in which a message waits for its next try: other messages skip it, or it holds later messages back."""
 
 REASONS = (
     *("", "released", "clean", "unclean", DELAYED, BLOCKING, "due"),
-    *FAILURES,
-    *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, BLOCKING)),
+    *_DELAYABLE,
+    *(f"{failure} and {wait}" for failure in _DELAYABLE for wait in (DELAYED, BLOCKING)),
+    # Last, so that the codes of the others are those of versions 9 and 10.
+    CLOSED,
 )
 """Texts of the column `reason`, by code: why a message was requeued, and whether it waits; or how the run before has
 ended."""

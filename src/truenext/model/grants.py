@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from truenext.model.pattern import fault_of_pattern, is_pattern, matches
+from truenext.model.pattern import fault_of_pattern, fault_of_uri, is_pattern, matches
 
 QUEUE_PREFIX, TOPIC_PREFIX = "/queue/", "/topic/"
 
@@ -68,6 +68,8 @@ def parse_pattern(text: str) -> Pattern:
 
     Raises: ValueError if the text is no pattern; the error continues a sentence that begins with the text.
     """
+    if fault := fault_of_uri(text):
+        raise ValueError(fault)
     is_topic = text.startswith(TOPIC_PREFIX)
     words = text.removeprefix(TOPIC_PREFIX if is_topic else QUEUE_PREFIX)
     if words.startswith("/") or "," in words or "?" in words or not words.isprintable():

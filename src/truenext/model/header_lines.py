@@ -102,6 +102,8 @@ def encode_header_lines(headers: dict[str, str]) -> bytes:
 _GROUP = b"JMSXGroupID:"
 _GROUP_SEQUENCE = b"JMSXGroupSeq:"
 _REPLY_TO = b"reply-to:"
+_DESTINATION = b"destination:"
+_ORIGINAL_DESTINATION = b"truenext-original-destination:"
 
 
 def group_of(header: bytes) -> str:
@@ -120,6 +122,15 @@ def reply_to_of(header: bytes) -> str:
     '/queue/b'
     """
     return _value(header, _REPLY_TO)
+
+
+def first_destination_of(header: bytes) -> str:
+    r"""Return the address to which a message was first sent; "" if the header lines name none.
+
+    >>> first_destination_of(b"destination:/queue/DLQ.a\ntruenext-original-destination:/queue/a\n")
+    '/queue/a'
+    """
+    return _value(header, _ORIGINAL_DESTINATION) or _value(header, _DESTINATION)
 
 
 def closes_group(header: bytes) -> bool:

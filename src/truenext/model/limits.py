@@ -25,8 +25,8 @@ CONNECTIONS_BEFORE_LOGIN_MAX = 200
 """Connections of one listener that have not logged in; fewer if the system lets the broker open fewer files. A further
 connection ends the oldest of these.
 
-Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`
-"""
+Exceeded: `no CONNECT yet, and … newer connections wait to log in: send CONNECT at once`, `no ConnectionInfo yet, and … newer connections wait to log in: start the connection at once`
+"""  # noqa: E501
 
 CONTROL_ONLY_CONNECTIONS_MAX = 10
 """Connections beyond CONNECTIONS_MAX that may only send control requests, so that an operator can still connect.
@@ -42,10 +42,11 @@ Exceeded: `this connection may only send control requests, and has sent none for
 
 LOGIN_BYTES_MAX = 8 * 1024
 """Bytes that a client may send before its CONNECT is complete, line ends before the CONNECT included: an unknown client
-gets only the memory and time that a login needs.
+gets only the memory and time that a login needs. The same holds for the ConnectionInfo of a JMS client, but keep-alives
+do not count.
 
-Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`
-"""
+Exceeded: `more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete`, `more than {LOGIN_BYTES_MAX} bytes before ConnectionInfo is complete`
+"""  # noqa: E501
 
 LOGIN_SECONDS_MAX = 5.0
 """Seconds from the accept of a connection to its complete CONNECT: an idle client must not take one of the permitted
@@ -53,6 +54,13 @@ connections.
 
 Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
 """  # noqa: E501
+
+OPENING_SECONDS_MAX = 15.0
+"""Seconds from the accept of a JMS client's connection to its complete WireFormatInfo: such a client loads its classes
+meanwhile, those of TLS too. Its ConnectionInfo may come at any time, as pools open connections before they need them.
+
+Exceeded: `no WireFormatInfo within {OPENING_SECONDS_MAX} seconds`
+"""
 
 LOGINS_WAITING_MAX = 100
 """Logins that wait until their passwords are checked, in about 30 ms each. From one address half as many may wait.
@@ -76,6 +84,12 @@ SECRETS_MAX = 1000
 """Ended connections whose secret and number the broker remembers.
 
 Exceeded: No error. The broker forgets the oldest, and does not notice that a CONNECT with its secret came late.
+"""
+
+LOST_IDS_MAX = 1000
+"""Ids of lost connections of JMS clients that the broker keeps for each user: no other user may log in with them.
+
+Exceeded: No error. The id that was lost longest ago is free for all users.
 """
 
 HEART_BEAT_MS_MIN = 250
@@ -119,6 +133,59 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 Exceeded: `body of more than {BODY_BYTES_MAX} bytes`
 """
 
+OPENWIRE_FRAME_BYTES_MAX = BODY_BYTES_MAX + 512 * 1024
+"""Bytes of one OpenWire frame. The broker announces this number, and clients do not read larger ones. So it leaves
+space for what the broker adds to a message. Of a larger frame from a client, a message is refused alone; any other
+command ends the connection.
+
+Exceeded: `OpenWire frame of … bytes; at most {OPENWIRE_FRAME_BYTES_MAX}`
+"""
+
+OPENWIRE_MESSAGE_BYTES_MAX = BODY_BYTES_MAX + HEADER_BYTES_MAX
+"""Bytes of one OpenWire message as the broker stores it: content, properties, ids and other headers.
+
+Exceeded: `message of … bytes with its headers; at most {OPENWIRE_MESSAGE_BYTES_MAX}: send its content in parts`
+"""
+
+MAP_VALUES_MAX = 64 * 1024
+"""Values in all maps and lists of one OpenWire frame that the broker reads.
+
+Exceeded: `more than {MAP_VALUES_MAX} values in the maps and lists of one frame`
+"""
+
+ARRAY_VALUES_MAX = 1000
+"""Elements of all arrays of one OpenWire frame. Clients send none but paths of brokers, which are empty.
+
+Exceeded: `more than {ARRAY_VALUES_MAX} elements in the arrays of one frame`
+"""
+
+DECOMPRESSED_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of a JMS client's compressed text or bytes that STOMP clients get decompressed: that takes some 10 ms, at each
+dispatch.
+
+Exceeded: No error. STOMP clients get the content compressed, with the header `content-encoding:deflate`.
+"""
+
+PROPERTY_VALUES_MAX = 1024
+"""Properties of one OpenWire message, with the values of their maps and lists, if they take more than three times as
+many bytes: selectors and STOMP clients' messages need them one by one. The message is refused, and nothing else.
+
+Exceeded: `message with more than {PROPERTY_VALUES_MAX} properties, and values in these`
+"""
+
+MAP_DEPTH_MAX = 32
+"""Maps and lists inside one another in one OpenWire frame that the broker reads.
+
+Exceeded: `more than {MAP_DEPTH_MAX} maps and lists inside one another`
+"""
+
+NESTED_DEPTH_MAX = 8
+"""Structures inside one another in one OpenWire frame. Frames of clients nest at most three: message, message id,
+producer id.
+
+Exceeded: `more than {NESTED_DEPTH_MAX} structures inside one another`
+"""
+
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of a body that the `truenext` command takes from a broker: one answer may describe all queues of the broker, in
 120 bytes each.
@@ -149,7 +216,8 @@ Exceeded: `bytes of a large frame in {INCOMPLETE_FRAME_SECONDS} seconds, and oth
 """
 
 UNSENT_BYTES_MAX = 1024 * 1024
-"""Bytes of messages dispatched to a connection that its socket has not taken yet.
+"""Bytes of messages dispatched to a connection that its socket has not taken yet. Compressed text and bytes of a JMS
+client count as what they become for STOMP clients.
 
 Exceeded: No error. The next message follows when the socket has taken some.
 """
@@ -197,8 +265,21 @@ Exceeded: `a composite destination of … parts; at most {COMPOSITE_MAX}`
 
 # ---- Subscriptions ----
 
+ADVISORY_CONSUMERS_MAX = 10
+"""Consumers of advisories on one JMS client's connection. The client of ActiveMQ has one.
+
+Exceeded: `this connection has {ADVISORY_CONSUMERS_MAX} consumers of advisories, the most allowed: close some`
+"""
+
+JMS_PRODUCERS_MAX = 10_000
+"""Producers of one JMS client's connection. The broker keeps their windows.
+
+Exceeded: `this connection has {JMS_PRODUCERS_MAX} producers, the most allowed: close some`
+"""
+
 SUBSCRIPTIONS_MAX = 1000
-"""Subscriptions of one connection, and temporary queues that it owns.
+"""Subscriptions of one connection, and temporary queues that it owns. A JMS client's temporary topics count with its
+temporary queues.
 
 Exceeded: `this connection has {SUBSCRIPTIONS_MAX} subscriptions, the most allowed: end some, or open another connection`
 """  # noqa: E501
@@ -311,8 +392,9 @@ Exceeded: No error. The longest unused groups are forgotten.
 
 # ---- Transactions ----
 
-TRANSACTIONS_MAX = 64
-"""Open transactions of one connection: a session normally has one, a pool of workers a few.
+TRANSACTIONS_MAX = 1000
+"""Open transactions of one connection: a session normally has one, a pool of workers a few. All sessions of a JMS
+client may share one connection.
 
 Setting: `transactions_max`
 Exceeded: `more than … open transactions on one connection (transactions_max)`
@@ -389,7 +471,8 @@ Exceeded: `use a transaction that first acknowledges messages, of at least as ma
 # ---- Producers with numbers ----
 
 PRODUCERS_MAX = 100_000
-"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use.
+"""Producers whose numbers are remembered; each is kept for PRODUCER_RETENTION_MS after its last use. As many producers
+of JMS clients are remembered beside these; for one more, the longest unused of them is forgotten without an error.
 
 Exceeded: `there are {PRODUCERS_MAX} producers with numbers, the most allowed`
 """
@@ -711,9 +794,17 @@ RETRIES_PER_TURN = 2000
 """Failed messages that return to their lanes in one turn when they are due. Nothing is dispatched until all messages
 that are due have returned."""
 
+PULL_ENDS_PER_TURN = 1000
+"""Pull requests that are withdrawn in one turn because their time is over: no other client is served meanwhile. The
+next turn continues."""
+
 DISPATCHES_PER_TURN = 2000
 """Messages dispatched, and queues searched, in one turn: no other client is served meanwhile. The next turn
 continues."""
+
+GROWTH_BYTES_PER_DISPATCH = 4096
+"""Bytes by which messages grow for their consumers that count as one dispatch more: to decompress them takes some 10
+us."""
 
 EXPIRED_PER_TURN = 1000
 """Expired messages that dispatch finds and removes in one turn, of a queue with selectors, groups or wildcard

@@ -3,6 +3,9 @@
 import msgspec
 from msgspec.structs import replace
 
+STOMP_FORM, OPENWIRE_FORM = 0, 1
+"""Forms of a message: the protocol in whose bytes `header` and `body` are."""
+
 
 class SentMessage(msgspec.Struct, gc=False):
     """Message as its producer sent it.
@@ -19,8 +22,11 @@ class SentMessage(msgspec.Struct, gc=False):
     """Milliseconds since the epoch after which the message is not dispatched; 0 is never."""
     header: bytes
     """The producer's headers as UTF-8 `name:value` lines, each ended by a line feed and escaped as in STOMP 1.2
-    ("Value Encoding"); `content-length` is always among them."""
+    ("Value Encoding"); `content-length` is always among them. In OPENWIRE_FORM only the lines that the broker has
+    added: `header_lines` (openwire_message.py) returns all lines of a message of either form."""
     body: bytes
+    """The producer's body. In OPENWIRE_FORM the whole message, without the fields that belong to the broker
+    (openwire_message.py)."""
     arrived_ms: int = 0
     """Milliseconds since the epoch when the broker accepted the message. Shown to people; never used for the order of
     messages."""
@@ -29,6 +35,11 @@ class SentMessage(msgspec.Struct, gc=False):
     redrive_queue: str = ""
     """Queue to which a dead letter is moved when it is re-driven; "" if the dead letter's headers name this queue, or
     the message is no dead letter."""
+    form: int = STOMP_FORM
+    is_text: bool = False
+    """True in STOMP_FORM if the producer has sent no `content-length`: JMS clients get text if `body` is UTF-8."""
+    growth: int = 0
+    """Bytes by which `body` grows for clients that get it decompressed. They count as unsent bytes of each dispatch."""
 
 
 def with_due(message: SentMessage, due_ms: int) -> SentMessage:

@@ -11,6 +11,19 @@ def is_pattern(name: str) -> bool:
     return "*" in name or ">" in name
 
 
+def fault_of_uri(text: str) -> str | None:
+    """Return why a command or grant cannot have this name of a queue or topic, if the name is a URI of ActiveMQ; else
+    None. The reason continues a sentence that begins with the name.
+
+    >>> fault_of_uri("topic://news"), fault_of_uri("/queue/topic://news")
+    ('is a URI of ActiveMQ: write /topic/news', None)
+    """
+    for scheme, prefix in (("queue://", ""), ("topic://", "/topic/")):
+        if text.startswith(scheme):
+            return f"is a URI of ActiveMQ: write {prefix}{text[len(scheme) :][:100]}"
+    return None
+
+
 def fault_of_pattern(pattern: str) -> str | None:
     """Return why a text is not a pattern; None if it is one.
 

@@ -10,7 +10,7 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
 
     checksum       u32    CRC-32 of the key and of everything after the checksum
     version        u8
-    flags          u8     1: persistent
+    flags          u8     1: persistent, 4: the producer has sent no content-length
     header length  u32
     expires        u64    milliseconds since the epoch, 0 is never
     arrived        u64    milliseconds since the epoch
@@ -21,6 +21,9 @@ A dead letter whose headers do not name its redrive queue has version 3, and one
 
     redrive queue  bytes  name of a queue, escaped as header lines are, and a line feed; the header length counts this
                           line, too
+
+A message in OpenWire form (openwire_message.py) has version 4, and always this line before its header. Its body has
+that form. A truenext that does not know the form refuses the record.
 
 A message in several queues may be stored once, as a content. This is a record like any other; its key has queue 0, rank
 0, and the content's number. Each queue then has a reference under the key of its own copy. The reference is persistent
@@ -53,12 +56,14 @@ from collections.abc import Callable
 
 from truenext.model.checksum import crc32
 from truenext.model.header_lines import escape, group_of, unescape
-from truenext.model.message import SentMessage
+from truenext.model.message import OPENWIRE_FORM, SentMessage
+from truenext.model.openwire_message import group_of_message, growth_of
 from truenext.model.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
 _WITH_REDRIVE_QUEUE = 3
-_VERSIONS = (RECORD_VERSION, _WITH_REDRIVE_QUEUE)
+_OPENWIRE = 4
+_VERSIONS = (RECORD_VERSION, _WITH_REDRIVE_QUEUE, _OPENWIRE)
 
 _KEY = struct.Struct(">IBQ")
 _LANE = struct.Struct(">IB")
@@ -73,6 +78,7 @@ _FIELDS = struct.Struct("<BBIQQ")
 _HEADER_AT = _CHECKSUM.size + _FIELDS.size
 _PERSISTENT = 1
 _REFERENCE = 2
+_TEXT = 4
 _REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _PERSISTENT | _REFERENCE, 0, 0, 0)
 _TRANSIENT_REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
 _REFERENCE_STARTS = (_REFERENCE_FIELDS, _TRANSIENT_REFERENCE_FIELDS)
@@ -162,12 +168,16 @@ def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
 def encode_record(key: bytes, message: SentMessage) -> bytes:
     """Return the record that stores `message` under `key`."""
     version, header = RECORD_VERSION, message.header
-    if message.redrive_queue:
-        version, header = _WITH_REDRIVE_QUEUE, f"{escape(message.redrive_queue)}\n".encode() + header
+    if message.redrive_queue or message.form:
+        version = _OPENWIRE if message.form else _WITH_REDRIVE_QUEUE
+        header = f"{escape(message.redrive_queue)}\n".encode() + header
+    flags = _PERSISTENT if message.persistent else 0
+    if message.is_text:
+        flags |= _TEXT
     rest = b"%b%b%b" % (
         _FIELDS.pack(
             version,
-            _PERSISTENT if message.persistent else 0,
+            flags,
             len(header),
             message.expires_ms,
             message.arrived_ms,
@@ -205,9 +215,9 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
     redrive_queue = b""
-    if version == _WITH_REDRIVE_QUEUE:
+    if version != RECORD_VERSION:
         redrive_queue, _, header = header.partition(b"\n")
-    return SentMessage(
+    message = SentMessage(
         priority=priority,
         persistent=bool(flags & _PERSISTENT),
         expires_ms=expires_ms,
@@ -216,7 +226,13 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
         arrived_ms=arrived_ms,
         group=group_of(header),
         redrive_queue=unescape(redrive_queue.decode()) if redrive_queue else "",
+        is_text=flags & _TEXT != 0,
     )
+    if version == _OPENWIRE:
+        message.form = OPENWIRE_FORM
+        message.group = group_of_message(message)
+        message.growth = growth_of(message)
+    return message
 
 
 def verify_record(key: bytes, record: bytes) -> None:
@@ -230,8 +246,9 @@ def verify_record(key: bytes, record: bytes) -> None:
         raise DamagedRecord("checksum does not match")
     version = record[_CHECKSUM.size]
     if version not in _VERSIONS:
-        read = " and ".join(map(str, _VERSIONS))
-        raise DamagedRecord(f"record version {version}; this truenext reads versions {read}")
+        raise DamagedRecord(
+            f"record version {version}; this truenext reads versions {RECORD_VERSION} to {_VERSIONS[-1]}"
+        )
 
 
 def _decode_referenced(priority: int, number: int, content: bytes) -> SentMessage:

@@ -4,6 +4,8 @@
 
 selector_grammar.py has the language. A message matches only if the whole condition is true. If a message has no header
 with a name of the selector, underscores in the name are read as hyphens: content_type finds `content-type`.
+
+Properties of a message in OpenWire form have types, and are compared by their types. All other values are header lines.
 """
 
 from __future__ import annotations
@@ -11,33 +13,49 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from sys import getsizeof
 from types import BuiltinMethodType, CellType, FunctionType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.forms import comparison_ns
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_PARTS_MAX, SELECTOR_SCAN_MAX
-from truenext.model.message import SentMessage
+from truenext.model.loose_fields import encode_modified_utf8
+from truenext.model.message import OPENWIRE_FORM, SentMessage
+from truenext.model.openwire_message import (
+    destination_as_sent,
+    jms_headers,
+    message_id,
+    selector_values,
+)
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
-    HEADER_PROPERTIES,
     HYPHENATED,
     MESSAGE_PROPERTIES,
     PRIORITY,
     Expression,
     SelectorError,
-    Value,
     activemq_prefixes,
     compile_condition,
     conjuncts,
 )
+from truenext.model.values import HEADER_PROPERTIES, Value
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
-    "JMSTimestamp": lambda message: message.arrived_ms,
+    # The producer's time if it has stated one.
+    "JMSTimestamp": lambda message: (
+        jms_headers(message).timestamp_ms if message.form == OPENWIRE_FORM else message.arrived_ms
+    ),
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
+    "JMSDestination": lambda message: (
+        None if (destination := destination_as_sent(message)) is None else destination.qualified
+    ),
+    # The id of a message of a STOMP client depends on its queue, and is unknown here.
+    "JMSMessageID": lambda message: message_id(message) if message.form == OPENWIRE_FORM else None,
 }
 """Properties that are not in a message's header lines."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
@@ -81,6 +99,8 @@ class HeaderProperty(NamedTuple):
     """Property that is found in the header lines by the first bytes of its line. This works because no name in a
     selector needs an escape."""
 
+    name: str
+    """Name in the selector."""
     first_start: bytes
     """First bytes of the property's line, if it is the first line."""
     line_start: bytes
@@ -93,7 +113,7 @@ class HeaderProperty(NamedTuple):
         """Return the property that a selector calls by this name."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
-        return cls(f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
+        return cls(name, f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
 
     def value_in(self, header: bytes) -> str | None:
         """Return the value of the property in a message's header lines; None if the message lacks the property."""
@@ -107,9 +127,41 @@ class HeaderProperty(NamedTuple):
         value = header[at : header.index(b"\n", at)].decode()
         return unescape(value) if "\\" in value else value
 
+    def text_of(self, message: SentMessage) -> str | None:
+        """Return the property of a message of either form if it is a text, else None."""
+        if message.form != OPENWIRE_FORM:
+            return self.value_in(message.header)
+        value = _typed_values(message, _typed_names((self.name,)))[self.name]
+        return value if isinstance(value, str) else None
+
 
 def _with_hyphens(name: str) -> str:
     return name.replace("_", "-")
+
+
+class _TypedNames(NamedTuple):
+    """Names that a selector looks for in a message in OpenWire form."""
+
+    by_key: dict[bytes, str]
+    """Names of properties, those with hyphens included, by their modified UTF-8."""
+    with_hyphens: dict[str, str]
+    """Name that is used if a message lacks the property, by the name in the selector."""
+
+
+@lru_cache(maxsize=256)
+def _typed_names(names: tuple[str, ...]) -> _TypedNames:
+    header_names = {name: HEADER_PROPERTIES.get(name, name) for name in names}
+    with_hyphens = {name: _with_hyphens(header) for name, header in header_names.items() if "_" in header}
+    return _TypedNames({encode_modified_utf8(name): name for name in (*with_hyphens.values(), *names)}, with_hyphens)
+
+
+def _typed_values(message: SentMessage, names: _TypedNames) -> dict[str, Value]:
+    """Return the values of these names in a message in OpenWire form; None for those that the message lacks."""
+    values = dict.fromkeys(names.by_key.values()) | selector_values(message, names.by_key)
+    for name, other in names.with_hyphens.items():
+        if values[name] is None:
+            values[name] = values[other]
+    return values
 
 
 class Selector:
@@ -156,12 +208,19 @@ class Selector:
 
     def cost_ns(self, message: SentMessage) -> int:
         """Return about how long a comparison with this message takes at most, in nanoseconds."""
-        return self.base_ns + self.byte_ns * len(message.header)
+        return comparison_ns(message, self.base_ns, self.byte_ns)
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
         for name, get in self._accessors:
             values[name] = get(message)
+        if message.form:
+            names = tuple(self._header_name_by_property)
+            if names:
+                # Only short lists of names are kept.
+                make = _typed_names if self._lookups else _typed_names.__wrapped__
+                values |= _typed_values(message, make(names))
+            return self._test(values) is True
         header = message.header
         for name, lookup in self._lookups:
             values[name] = lookup.value_in(header)

@@ -11,6 +11,9 @@ unknown is None.
 All values of STOMP are texts. So when a property is compared with a number or a truth value, its text is converted to
 that type if possible. Source: docs/decisions/0020-selectors.md
 
+Properties of JMS have types: a boolean, a number or a text (`TypedText`), none of which is converted. A comparison of
+values of different types is false.
+
 This is one file, as each rule of the grammar is a method of the compiler.
 """
 
@@ -26,8 +29,7 @@ from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
 from truenext.model.text_search import fixed_matcher, piece_finder, search_ns
-
-Value = str | int | float | bool | None
+from truenext.model.values import HEADER_PROPERTIES, Value
 
 Values = Mapping[str, Value]
 """Properties of one message, by name. A property that is None, or missing, is unknown."""
@@ -92,10 +94,15 @@ CONVERTED = "convert_string_expressions:"
 _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
-MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
+MESSAGE_PROPERTIES = {
+    PRIORITY: "number",
+    "JMSTimestamp": "number",
+    "JMSDeliveryMode": "text",
+    "JMSDestination": "text",
+    "JMSMessageID": "text",
+}
 """Kinds of the properties that are not in a message's header lines, by name."""
-HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""Name in the header lines, for each property that has another name in JMS."""
+_JMS_HEADERS = ", ".join(sorted(MESSAGE_PROPERTIES | HEADER_PROPERTIES))
 _JMS_PREFIXES = ("JMSX", "JMS_")
 """Prefixes of JMS properties that are headers of the same name."""
 
@@ -236,7 +243,7 @@ class _Compiler(Transformer[Token, Any]):
 
         def test(values: Values) -> bool | None:
             value = evaluate(values)
-            return None if value is None else value in choices
+            return value in choices if isinstance(value, str) else None
 
         (name,) = part.names
         one_of = (name, choices) if part.kind == "property" else None
@@ -250,7 +257,7 @@ class _Compiler(Transformer[Token, Any]):
 
         def test(values: Values) -> bool | None:
             value = evaluate(values)
-            return None if value is None else matches(value)
+            return matches(value) if isinstance(value, str) else None
 
         form = ("LIKE", part.form, _unquote(pattern), escape and _unquote(escape))
         condition = _combine([part], "truth", test, form)
@@ -314,7 +321,7 @@ class _Compiler(Transformer[Token, Any]):
         kind = MESSAGE_PROPERTIES.get(name, "property")
         is_known = kind != "property" or name in HEADER_PROPERTIES or name.startswith(_JMS_PREFIXES)
         if name.startswith("JMS") and not is_known:
-            raise SelectorError(_at(token), f"messages cannot be selected by {name},")
+            raise SelectorError(_at(token), f"messages cannot be selected by {name[:100]}, but by {_JMS_HEADERS},")
         return Expression(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
 
     def text(self, token: Token) -> Expression:
@@ -445,6 +452,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     is its position, for an error."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
+    are_properties = not kinds
     if len(kinds) > 1:
         is_sum = any(part.kind == "number" and part.names and not part.is_name for part in (left, right))
         hint = " (for a name with a hyphen write hyphenated_props: before the whole selector)" if is_sum else ""
@@ -453,6 +461,8 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
     if not is_equality and kind != "number":
         raise SelectorError(at, f"{sign} is for numbers, not for a {kind},")
     compare, first, second = _OPERATORS[sign], left.test, right.test
+    if are_properties and is_equality:
+        compare = _differ if sign == "<>" else _are_equal
     as_first, as_second = (None if part.kind == kind else _CONVERSIONS[kind] for part in (left, right))
 
     def test(values: Values) -> bool | None:
@@ -465,6 +475,12 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
             other = as_second(other)
         return one is not None and other is not None and compare(one, other)
 
+    def differ(values: Values) -> bool | None:
+        one, other = first(values), second(values)
+        if one is None or other is None:
+            return None
+        return isinstance(one, str) and isinstance(other, str) and one != other
+
     one_of = None
     if sign == "=" and kind == "text":
         for part, other in ((left, right), (right, left)):
@@ -472,12 +488,15 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
                 (name,) = part.names
                 one_of = (name, frozenset([str(other.test({}))]))
     form = (str(sign), _operand_form(left), _operand_form(right))
-    return _combine([left, right], "truth", test, form)._replace(one_of=one_of)
+    is_text_inequality = sign == "<>" and kind == "text" and not are_properties
+    return _combine([left, right], "truth", differ if is_text_inequality else test, form)._replace(one_of=one_of)
 
 
 def _number(value: Value) -> int | float | None:
-    """Return the number that a text states; None if the value is not the text of a number."""
-    if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
+    """Return a number, or the number that a text states; None for any other value."""
+    if type(value) is not str:
+        return value if type(value) is int or type(value) is float else None
+    if len(value) > _NUMBER_LENGTH_MAX:
         return None
     if _INTEGER.fullmatch(value) is not None:
         integer = int(value)
@@ -486,8 +505,25 @@ def _number(value: Value) -> int | float | None:
 
 
 def _boolean(value: Value) -> bool | None:
-    """Return the truth value of the text "true" or "false"; None for any other value."""
-    return _BOOLEANS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
+    """Return a truth value, or that of the text "true" or "false"; None for any other value."""
+    if type(value) is not str:
+        return value if isinstance(value, bool) else None
+    return _BOOLEANS.get(value.lower()) if len(value) <= 5 else None
+
+
+def _are_alike(one: Value, other: Value) -> bool:
+    """Return whether two values are of one type; all numbers are of one type."""
+    if isinstance(one, str | bool):
+        return isinstance(other, str) if isinstance(one, str) else isinstance(other, bool)
+    return not isinstance(other, str | bool)
+
+
+def _are_equal(one: Value, other: Value) -> bool:
+    return _are_alike(one, other) and one == other
+
+
+def _differ(one: Value, other: Value) -> bool:
+    return _are_alike(one, other) and one != other
 
 
 _CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _boolean, "text": None}

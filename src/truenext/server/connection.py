@@ -19,14 +19,14 @@ from truenext.broker.control import ClientInfo
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Login
-from truenext.model.limits import CONTROL_ONLY_IDLE_S, HEART_BEAT_GRACE_FACTOR, LOGIN_SECONDS_MAX
+from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, CONTROL_ONLY_IDLE_S
 from truenext.server.client_socket import ClientSocket
-from truenext.server.ending import Ending, make_error_answer
+from truenext.server.ending import LOGIN_TIMER, Ending, make_error_answer
 from truenext.server.input import Input
 from truenext.server.life import OPEN, WITHOUT_SOCKET
 from truenext.server.output import Output
 from truenext.tls import TlsSocket
-from truenext.wire.session import WireSession
+from truenext.wire.session import SessionFactory
 from truenext.wire.stomp.server import StompSession
 
 logger = logging.getLogger(__name__)
@@ -52,18 +52,21 @@ class ServerConnection:
         on_closed: Callable[["ServerConnection"], None],
         on_login: Callable[["ServerConnection", bool], str] = lambda *_: "",
         tls: TlsSocket | None = None,
+        make_session: SessionFactory = StompSession,
     ) -> None:
         """`on_login` does the work of `Peer.assign_place`. With `tls`, all bytes pass through the TLS object.
-        `identity` distinguishes this broker's message ids from those of any other broker.
+        `make_session`, `identity` and `server_name`: see `SessionFactory`.
         """
         self._name = peer_name
         self._broker = broker
+        self._loop = loop
         self._on_login = on_login
         self._session = broker.connect(self)
         self._control_only_reason = ""
         """Name of the connection limit that was reached, so that this connection may only send control requests; "" if
         it may do everything."""
-        self._wire: WireSession = StompSession(
+        self._is_logged_in = False
+        self._wire = make_session(
             session_id=self._session.id,
             identity=identity,
             server_name=server_name,
@@ -71,11 +74,13 @@ class ServerConnection:
         )
         replies = self._wire.replies
         self._socket = ClientSocket(sock, tls, loop)
-        self._ending = Ending(self._session, replies, broker, self._socket, loop, peer_name)
+        self._ending = Ending(self._session, self._wire, broker, self._socket, loop, peer_name)
         self._life = self._ending.life
         self._output = Output(self._session, replies, broker, self._socket, loop, self._ending)
         self._input = Input(self._session, self._wire, broker, self._socket, loop, self._output, self._ending)
-        self._ending.attach(self._input, self._output, partial(on_closed, self))
+        self._on_closed = on_closed
+        self._ending.attach(self._input, self._output, on_closed=self._note_closed, on_outgoing=self._send_outgoing)
+        self._wire.attach(self._send_outgoing_at_once, self._on_too_large)
         # Bound here, so that one look-up finds them.
         self.answer = self._output.answer
         self.deliver = self._output.deliver
@@ -84,11 +89,10 @@ class ServerConnection:
         self.flush = self._output.flush
         self.cancel_unsent = self._output.cancel_unsent
         self.resume_reading = self._input.resume
-        self.end_before_login = self._ending.refuse_at_once
         self.close_for_takeover = self._ending.take_over
         self.stop_reading = self._ending.stop
         self.end = self._ending.end
-        self._ending.set_timer(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
+        self._ending.set_timer(self._wire.rules.opening_seconds_max, LOGIN_TIMER, self._on_opening_overdue)
         self._input.watch()
 
     @property
@@ -104,8 +108,13 @@ class ServerConnection:
         return self._output.bytes_sent
 
     @property
-    def has_sent_connect(self) -> bool:
+    def has_sent_login(self) -> bool:
         return self._wire.is_connected
+
+    @property
+    def has_control_requests(self) -> bool:
+        """True if the client's protocol has control requests."""
+        return self._wire.rules.has_control_requests
 
     def check_socket(self) -> None:
         """End the connection if its socket has broken; called once a second."""
@@ -118,25 +127,59 @@ class ServerConnection:
         return self._control_only_reason
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
-        """Send CONNECTED, and start the agreed heart-beats."""
+        """Answer the login, and start the agreed heart-beats."""
         wire, ending = self._wire, self._ending
-        ending.cancel_timer("login")
+        self._is_logged_in = True
+        ending.cancel_timer(LOGIN_TIMER)
+        self._add_outgoing()
         self._output.add_frame(wire.encode_connected(login, secret, is_takeover=is_takeover, is_checked=is_checked))
         self.flush()
         if self._control_only_reason:
             ending.set_timer(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
-        if wire.send_interval_ms:
-            ending.set_timer(self._beat_interval_s, "beat", self._on_beat_due)
-        if wire.receive_interval_ms:
-            ending.set_timer(self._silence_limit_s, "silence", self._on_silence)
+        self._start_heart_beats()
+
+    def end_before_login(self, newer: int) -> None:
+        """End the connection, whose client has sent no login yet, in favour of one of `newer` connections."""
+        self._ending.refuse_at_once(self._wire.rules.displaced_login.format(newer=newer))
+
+    def _send_outgoing(self) -> None:
+        self._add_outgoing()
+        self.flush()
+        self._start_heart_beats()
+
+    def _send_outgoing_at_once(self) -> None:
+        if self._life.state is OPEN:
+            self._send_outgoing()
+
+    def _on_too_large(self, reason: str) -> None:
+        logger.warning("message not sent: too large for the client", extra={"client": self._name, "reason": reason})
+        # A turn of the broker encodes messages: its own commands come first.
+        self._loop.call_soon(self._input.execute_due)
+
+    def _add_outgoing(self) -> None:
+        outgoing = self._wire.outgoing
+        if outgoing:
+            self._output.add_frame(bytes(outgoing))
+            outgoing.clear()
+
+    def _start_heart_beats(self) -> None:
+        """Start the timers of heart-beats and of silence, if the session has agreed on them and they do not run."""
+        wire, ending = self._wire, self._ending
+        if wire.beat_check_s and not ending.has_timer("beat"):
+            ending.set_timer(wire.beat_check_s, "beat", self._on_beat_due)
+        if wire.silence_limit_s and not ending.has_timer("silence"):
+            ending.set_timer(wire.silence_limit_s, "silence", self._on_silence)
 
     def send_error(self, error: RemoteProtocolError) -> None:
         """Send an ERROR for the last command, and keep the connection open."""
         reason = str(error)
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
+        if error.code is Code.NOT_SUPPORTED:
+            self._broker.warnings.warn_of_unsupported(self._name, self._broker.users.name_of(self._session), reason)
         frame_number = self._wire.mark_refused()
         receipt = self._wire.last_receipt
-        self._broker.answer(self._session, make_error_answer(reason, error.code, receipt, frame_number))
+        answer = make_error_answer(reason, error.code, receipt, frame_number, error.cause)
+        self._broker.answer(self._session, answer)
 
     # ---- The end ----
 
@@ -146,13 +189,29 @@ class ServerConnection:
     def end_user(self, reason: str) -> None:
         self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
 
+    def _note_closed(self) -> None:
+        self._wire.detach()
+        self._on_closed(self)
+
     # ---- Time ----
 
-    def _on_login_overdue(self) -> None:
-        if self._input.has_waiting_commands:
-            self._ending.refuse(f"the login was not checked within {LOGIN_SECONDS_MAX:g} seconds", Code.BUSY)
+    def _on_opening_overdue(self) -> None:
+        source, rules = self._input, self._wire.rules
+        has_waited = source.has_waiting_commands
+        if not (has_waited or source.is_paused):
+            # Perhaps the broker was busy: what the client has sent in time is in the socket.
+            source.on_readable()
+        if self._is_logged_in or not self._wire.is_opening or self._life.state is not OPEN:
+            return
+        if has_waited:
+            self._ending.refuse(rules.unchecked_login, Code.BUSY)
+        elif source.has_waiting_commands:
+            # The login was in the socket: its check gets the whole time.
+            self._ending.set_timer(rules.opening_seconds_max, LOGIN_TIMER, self._on_opening_overdue)
+        elif source.is_paused:
+            self._ending.set_timer(CAPACITY_CHECK_INTERVAL_S, LOGIN_TIMER, self._on_opening_overdue)
         else:
-            self._ending.refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
+            self._ending.refuse(rules.late_opening, Code.LOGIN)
 
     def _on_control_only_idle(self) -> None:
         # A control request may wait in the socket while reading is paused; a large frame is no control request.
@@ -167,25 +226,14 @@ class ServerConnection:
                 Code.LIMIT,
             )
 
-    @property
-    def _beat_interval_s(self) -> float:
-        """Seconds between two checks whether a heart-beat is due: half of the agreed interval. A check sends no
-        heart-beat if anything was sent since the last check."""
-        return self._wire.send_interval_ms / 2000
-
     def _on_beat_due(self) -> None:
         self._output.send_heart_beat()
         if self._life.state not in WITHOUT_SOCKET:
-            self._ending.set_timer(self._beat_interval_s, "beat", self._on_beat_due)
-
-    @property
-    def _silence_limit_s(self) -> float:
-        """Seconds without input after which the connection ends."""
-        return self._wire.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
+            self._ending.set_timer(self._wire.beat_check_s, "beat", self._on_beat_due)
 
     def _on_silence(self) -> None:
-        """End the connection if no input has come for `_silence_limit_s`; else schedule the next check."""
-        source, limit_s = self._input, self._silence_limit_s
+        """End the connection if no input has come for `silence_limit_s`; else schedule the next check."""
+        source, limit_s = self._input, self._wire.silence_limit_s
         if source.silence_s >= limit_s and not source.is_paused:
             # Perhaps the broker itself was suspended: input of that time is in the socket.
             source.on_readable()

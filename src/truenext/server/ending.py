@@ -2,8 +2,9 @@
 
     a frame is refused, or DISCONNECT    input is discarded; after the last answers our side of the socket is closed;
                                          then the client closes its side
-    the socket ends without DISCONNECT   the connection is parked (in the contract: cut) if its client may take it over
-                                         and its end would count an attempt; else it is closed, and its client is lost
+    the socket ends without DISCONNECT   the connection is parked (in the contract: cut) if its protocol has takeovers,
+                                         its client may take it over, and its end would count an attempt; else it is
+                                         closed, and its client is lost
     missed heart-beats, unread answers   closed at once, and never parked (C22.5): the client is lost
     the client takes it over             closed at once, without an attempt
     a client needs its subscription      closed at once: it was parked, and used the same durable subscription
@@ -25,7 +26,7 @@ from truenext.server.client_socket import ClientSocket
 from truenext.server.input import Input
 from truenext.server.life import OPEN, WITHOUT_SOCKET, ConnectionLife, Life, LifeEvent
 from truenext.server.output import Output
-from truenext.wire.session import WireReplies
+from truenext.wire.session import WireSession
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ TAKEOVER_GRACE_S = 1.0
 """Longest time for which a connection stays parked. If the client has not taken the connection over by then, its
 started messages count an attempt. One second is enough: a running client sees the broken socket, too, and reconnects at
 once."""
+LOGIN_TIMER = "login"
+"""Name of the timer that runs until the client is logged in."""
+_CLIENT_CLOSES = "client closes"
 _REASON_LENGTH_MAX = 4000
 """Longest body of an ERROR, in characters."""
 
@@ -45,11 +49,12 @@ class Ending:
     input: Input
     output: Output
     on_closed: Callable[[], None]
+    on_outgoing: Callable[[], None]
 
     def __init__(
         self,
         session: ConnectionState,
-        replies: WireReplies,
+        wire: WireSession,
         broker: Broker,
         client_socket: ClientSocket,
         loop: AbstractEventLoop,
@@ -58,7 +63,8 @@ class Ending:
         """`client` is the client's address. Call `attach` before anything else."""
         self.life = ConnectionLife()
         self._session = session
-        self._replies = replies
+        self._wire = wire
+        self._rules, self._replies = wire.rules, wire.replies
         self._broker = broker
         self._socket = client_socket
         self._loop = loop
@@ -66,11 +72,20 @@ class Ending:
         self._has_client_closed = False
         self._timers: dict[str, TimerHandle] = {}
 
-    def attach(self, connection_input: Input, output: Output, on_closed: Callable[[], None]) -> None:
-        """Add the input and output that end with the connection. `on_closed` is called when it has ended."""
+    def attach(
+        self,
+        connection_input: Input,
+        output: Output,
+        *,
+        on_closed: Callable[[], None],
+        on_outgoing: Callable[[], None],
+    ) -> None:
+        """Add the input and output that end with the connection. `on_closed` is called when it has ended, `on_outgoing`
+        when the wire session has bytes to send."""
         self.input = connection_input
         self.output = output
         self.on_closed = on_closed
+        self.on_outgoing = on_outgoing
         self._socket.on_broken = self.on_socket_broken
 
     # ---- Timers ----
@@ -78,6 +93,10 @@ class Ending:
     def set_timer(self, seconds: float, name: str, action: Callable[[], None]) -> None:
         """Call `action` after `seconds`, unless the connection ends before."""
         self._timers[name] = self._loop.call_later(seconds, action)
+
+    def has_timer(self, name: str) -> bool:
+        """Return whether a timer was set under this name, and not cancelled. It may have run."""
+        return name in self._timers
 
     def cancel_timer(self, name: str) -> None:
         self._timers.pop(name).cancel()
@@ -97,7 +116,7 @@ class Ending:
         """
         if self.life.state is not OPEN:
             return
-        if not self._broker.users.logs_refusal(code):
+        if not self._broker.users.has_logged_refusal(self._session, code):
             self._log_refused(reason)
         self._end_session(is_exempt=is_exempt)
         if self._socket.tls is not None and not self._socket.tls.is_ready:
@@ -105,6 +124,27 @@ class Ending:
             self.close()
             return
         self._broker.answer(self._session, make_error_answer(reason, code, receipt))
+        if self._is_login_sent():
+            self._close_after_client()
+        else:
+            self._close_after_answers()
+
+    def _is_login_sent(self) -> bool:
+        """Return whether the client has sent its login and is not logged in."""
+        return self.has_timer(LOGIN_TIMER) and self._wire.is_connected
+
+    def _close_after_client(self) -> None:
+        """Close the connection when the client has closed it, or after the time that its protocol gives the client."""
+        if self._rules.closing_seconds:
+            self.set_timer(self._rules.closing_seconds, _CLIENT_CLOSES, self._end_closing)
+        else:
+            self._close_after_answers()
+
+    def _end_closing(self) -> None:
+        self.cancel_timer(_CLIENT_CLOSES)
+        self._close_after_answers()
+
+    def _close_after_answers(self) -> None:
         self._broker.answer(self._session, CloseConnection())
 
     def on_refused(self, error: RemoteProtocolError, receipt: str | None) -> None:
@@ -115,15 +155,15 @@ class Ending:
     def on_other_protocol(self, error: OtherProtocolError) -> None:
         """End the connection of a client that speaks another protocol. The client gets `error.answer` instead of an
         ERROR."""
-        self._broker.warnings.warn_of_other_protocol(self._client, error.protocol)
+        self._broker.warnings.warn_of_other_protocol(self._client, error)
         self._end_session()
         if error.answer:
             self.output.add_frame(error.answer)
         self._broker.answer(self._session, CloseConnection())
 
     def on_plain_text(self) -> None:
-        """Answer a client that speaks STOMP without TLS, and end the connection."""
-        reason = "this port speaks TLS: connect to stomp+ssl://, not to stomp://"
+        """Answer a client without TLS at a port with TLS, and end the connection."""
+        reason = self._rules.plain_text
         self._log_refused(reason)
         self._end_session()
         self._socket.drop_tls()
@@ -142,7 +182,7 @@ class Ending:
     def on_disconnect(self) -> None:
         """End the connection once the receipt of its DISCONNECT was sent, if the client has requested one."""
         self.discard_input()
-        self._broker.answer(self._session, CloseConnection())
+        self._close_after_client()
 
     def on_eof(self) -> None:
         """Handle the end of the client's input: park the connection, or end it after the pending answers, which the
@@ -151,10 +191,12 @@ class Ending:
         self._socket.unwatch_reads()
         if self.life.state is Life.LINGERING:
             self.close()
-        elif self.life.state is OPEN and not self._park("no DISCONNECT"):
-            self._log_lost("no DISCONNECT")
+        elif self.has_timer(_CLIENT_CLOSES):
+            self._end_closing()
+        elif self.life.state is OPEN and not self._park(self._rules.missing_end):
+            self._log_lost(self._rules.missing_end)
             self._end_session()
-            self._broker.answer(self._session, CloseConnection())
+            self._close_after_answers()
 
     def discard_input(self) -> None:
         """From now on discard input. Commands that wait and the incomplete frame are discarded, too."""
@@ -167,6 +209,8 @@ class Ending:
         attempts as after a lost connection (C10.2), or none if `is_exempt`."""
         self.discard_input()
         self._broker.ends.lost(self._session, is_exempt=is_exempt)
+        # Before the client can make its temporary destinations again, on a new connection.
+        self._wire.detach()
 
     def on_last_answer(self) -> None:
         """Close our side of the socket once all was sent, or the whole socket after CLOSE_TIMEOUT_S."""
@@ -240,7 +284,7 @@ class Ending:
         self.output.forget_answers()
         self.on_closed()
         # They refer to one another: without this, a garbage collection would have to find them much later.
-        del self.input, self.output, self.on_closed, self._socket.on_broken
+        del self.input, self.output, self.on_closed, self.on_outgoing, self._socket.on_broken
 
     # ---- Parked ----
 
@@ -250,9 +294,10 @@ class Ending:
             self.lose(reason)
 
     def _park(self, reason: str) -> bool:
-        """Park the connection if its client has a secret and the end would count an attempt now: close the socket, and
-        wait TAKEOVER_GRACE_S for a takeover. Returns False if the caller must end the connection instead."""
-        if not self._broker.ends.park(self._session):
+        """Park the connection if its protocol has takeovers, its client has a secret, and the end would count an
+        attempt now: close the socket, and wait TAKEOVER_GRACE_S for a takeover. Returns False if the caller must end
+        the connection instead."""
+        if not (self._rules.has_takeover and self._broker.ends.park(self._session)):
             return False
         extra = {"client": self._client, "reason": reason}
         logger.info("client lost; its messages are kept for a takeover", extra=extra)
@@ -300,7 +345,9 @@ class Ending:
         logger.info("client lost", extra={"client": self._client, "reason": reason})
 
 
-def make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
+def make_error_answer(
+    reason: str, code: Code, receipt: str | None, frame: int = 0, cause: Code | None = None
+) -> ErrorAnswer:
     """Make an ERROR. The reason may repeat text of the client, so it is cut: to 200 characters in the header `message`,
     to _REASON_LENGTH_MAX in the body."""
-    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)
+    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame, cause)

@@ -15,7 +15,7 @@ from truenext.broker.peer import WaitsFor
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import OtherProtocolError, RemoteProtocolError
 from truenext.model.commands import Command
-from truenext.model.limits import INCOMPLETE_FRAME_BYTES, LOGIN_BYTES_MAX, READ_BYTES
+from truenext.model.limits import INCOMPLETE_FRAME_BYTES, READ_BYTES
 from truenext.server.client_socket import ClientSocket
 from truenext.server.life import OPEN, WITHOUT_SOCKET, ConnectionLife
 from truenext.server.output import Output
@@ -44,6 +44,9 @@ class InputEnding(Protocol):
 
     def on_other_protocol(self, error: OtherProtocolError) -> None: ...
 
+    def on_outgoing(self) -> None:
+        """Send the bytes of `WireSession.outgoing`."""
+
 
 class Input:
     def __init__(
@@ -60,6 +63,7 @@ class Input:
         self._session = session
         self._wire = wire
         self._pending = wire.pending
+        self._outgoing = wire.outgoing
         self._broker = broker
         self._capacity = broker.capacity
         self._incomplete_frames = broker.capacity.incomplete_frames
@@ -114,7 +118,7 @@ class Input:
                 self._pause()
                 self._read_turns.wait(self._session)
                 return
-        size = READ_BYTES if self._wire.is_connected else LOGIN_BYTES_MAX
+        size = READ_BYTES if self._wire.is_connected else self._wire.rules.login_bytes_max
         if (self._has_large_frame or self._incomplete_frames.is_full) and is_open:
             size = min(size, self._capacity.bytes_to_read(self._session, len(self._pending)))
             if not size:
@@ -165,6 +169,11 @@ class Input:
                 # It has waited for its turn to be read: in the next pass others might be read before.
                 self.on_readable()
 
+    def execute_due(self) -> None:
+        """Execute the commands that the session has on its own. If commands wait, they bring these with them."""
+        if self._life.state is OPEN and self._waiting is None:
+            self._execute(self._wire.receive(b""))
+
     def discard(self) -> None:
         """Discard commands that wait, and the incomplete frame, as input ends."""
         self._waiting = None
@@ -182,7 +191,11 @@ class Input:
 
     def _execute(self, commands: Iterator[Command]) -> None:
         try:
-            waiting = self._broker.execute(self._session, commands)
+            try:
+                waiting = self._broker.execute(self._session, commands)
+            finally:
+                if self._outgoing and self._life.state is OPEN:
+                    self._ending.on_outgoing()
         except OtherProtocolError as error:
             self._ending.on_other_protocol(error)
             return

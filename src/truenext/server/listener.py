@@ -6,15 +6,17 @@ import os
 import socket
 import ssl
 from asyncio import AbstractEventLoop, Event
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
-from truenext.model.url import Address, host_and_port
+from truenext.model.url import Address, WireProtocol, host_and_port
 from truenext.server.connection import ServerConnection
+from truenext.server.session_factories import make_session_factories
 from truenext.tls import TlsSocket
+from truenext.wire.session import SessionFactory
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ SOCKET_CHECK_INTERVAL_S = 1.0
 ACCEPT_RETRY_S = 1.0
 """Pause after a failed accept. The usual cause is a lack of file descriptors."""
 BEFORE_LOGIN_SECONDS_MIN = 0.25
-"""Time after its accept in which a connection is not ended in favour of a newer one, because its CONNECT may be on the
+"""Time after its accept in which a connection is not ended in favour of a newer one, because its login may be on the
 way."""
 PLACE_CHECK_INTERVAL_S = 0.02
 """Pause before the next accept while the limit of connections before login is reached."""
@@ -55,7 +57,7 @@ class ListenerTls:
 
 
 class Listener:
-    """Accepts STOMP clients on one address."""
+    """Accepts the clients of one address, which speak the protocol of its scheme."""
 
     def __init__(
         self,
@@ -65,11 +67,13 @@ class Listener:
         *,
         identity: str,
         server_name: str,
+        session_factories: Mapping[WireProtocol, SessionFactory] | None = None,
         places: Places = ALL_PLACES,
         tls: ListenerTls | None = None,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
-        """Listen on `address`. `make_connection` takes the arguments of ServerConnection, and returns one.
+        """Listen on `address`. `session_factories` are those of the broker; None makes some for this listener
+        alone. `make_connection` takes the arguments of ServerConnection, and returns one.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -84,6 +88,8 @@ class Listener:
         """Connections that have not logged in, the oldest first, with the loop time of their accept."""
         self._places = places
         self._tls = tls
+        self._protocol = address.protocol
+        self._make_session = (session_factories or make_session_factories())[address.protocol]
         self._make_connection = make_connection
         self._limit_reason = f"the listener has {places.connections} connections, the most that it accepts"
         if places.connections < CONNECTIONS_MAX:
@@ -116,7 +122,7 @@ class Listener:
     def url(self) -> str:
         """URL of this listener, with the port that the system has chosen if port 0 was asked for."""
         host, port = self._sock.getsockname()[:2]
-        return Address(host=host, port=port, has_tls=self._tls is not None).url
+        return Address(host=host, port=port, has_tls=self._tls is not None, protocol=self._protocol).url
 
     def stop_reading(self) -> None:
         """Accept no more connections, and stop reading the existing ones."""
@@ -150,7 +156,7 @@ class Listener:
 
     def _on_acceptable(self) -> None:
         if len(self._before_login) >= self._places.before_login and not self._free_place_before_login():
-            # Meanwhile the connections before their login may send their CONNECT.
+            # Meanwhile the connections before their login may send it.
             self._pause_accepting(PLACE_CHECK_INTERVAL_S)
             return
         while True:
@@ -175,6 +181,7 @@ class Listener:
                 on_login=self._assign_place,
                 tls=None if self._tls is None else self._tls.wrap(sock),
                 on_closed=self._on_closed,
+                make_session=self._make_session,
             )
             self._connections.add(connection)
             self._before_login[connection] = self._loop.time()
@@ -183,23 +190,21 @@ class Listener:
                 return
 
     def _free_place_before_login(self) -> bool:
-        """End the oldest connection that has sent no CONNECT, unless that connection is younger than
+        """End the oldest connection that has sent no login, unless that connection is younger than
         BEFORE_LOGIN_SECONDS_MIN. Returns whether one more connection may be accepted."""
         for connection, accepted_at in self._before_login.items():
             if self._loop.time() - accepted_at < BEFORE_LOGIN_SECONDS_MIN:
                 return False
-            if not connection.has_sent_connect:
-                connection.end_before_login(
-                    f"no CONNECT yet, and {self._places.before_login} newer connections wait to log in: "
-                    "send CONNECT at once"
-                )
+            if not connection.has_sent_login:
+                connection.end_before_login(self._places.before_login)
                 return True
         return False
 
     def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
         """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
-        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted, but for control
-        requests alone, and only while few such connections are open. Then the reason for the restriction is returned.
+        got a place. If all are taken, a connection that `may_exceed` the limit is still admitted if its protocol has
+        control requests, but for these alone, and only while few such connections are open. Then the reason for the
+        restriction is returned.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """
@@ -208,9 +213,13 @@ class Listener:
         if place_count < self._places.connections:
             return ""
         extra = {"client": connection.client_info.address, "connections": self._places.connections}
+        has_control_requests = connection.has_control_requests
+        may_exceed = may_exceed and has_control_requests
         if not may_exceed or len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
             # Counted as before its login until it has ended.
             self._before_login[connection] = self._loop.time()
+        if not has_control_requests:
+            raise RemoteProtocolError(f"{self._limit_reason}: try again later", Code.LIMIT)
         if not may_exceed:
             raise RemoteProtocolError(
                 f"{self._limit_reason}, and only users with the right monitor or admin may exceed it: try again later",

@@ -137,9 +137,10 @@ class Output:
         )
 
     def add_frame(self, frame: bytes) -> None:
-        """Add a frame that is no message to the next flush."""
-        self._parts.append(frame)
-        self._part_owners.append((None, 1))
+        """Add a frame that is no message to the next flush. An empty frame says that the client is told nothing."""
+        if frame:
+            self._parts.append(frame)
+            self._part_owners.append((None, 1))
 
     def forget_answers(self) -> None:
         """Report zero unsent answer bytes to the broker, because the connection is closed."""

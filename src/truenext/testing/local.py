@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from truenext.model.url import Address, WireProtocol
 from truenext.store.memory import MemoryStore
 from truenext.testing.checks import checked_queue, checked_seconds, known_names_hint
 from truenext.testing.clock import OffsetClock
@@ -12,6 +13,8 @@ from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, read_queue_contents
 from truenext.testing.faults import CommitMoment, Faults
 from truenext.testing.run import BrokerRun
+
+HOST = "127.0.0.1"
 
 
 class HasSession(Protocol):
@@ -25,28 +28,29 @@ class HasSession(Protocol):
 class LocalBroker:
     """Broker for a test, in the test's event loop. Call its methods in that loop. It stores nothing on disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: WireProtocol) -> None:
+        """`more` are protocols besides STOMP that the broker speaks, each at an address of its own."""
         self._store = MemoryStore()
         self._clock = OffsetClock()
         self.faults = Faults()
         """Faults that the test has ordered. Only `truenext.testing` itself uses this attribute."""
         self._lock = asyncio.Lock()
         self._broker_run = BrokerRun(self._store, self._clock, self.faults)
-        self._url = ""
+        self._addresses = [Address(host=HOST, port=0, protocol=each) for each in (WireProtocol.STOMP, *more)]
 
     @property
     def url(self) -> str:
         """URL of the broker, stomp://127.0.0.1:PORT. It stays the same after a restart or a crash."""
-        return self._url
+        return self._addresses[0].url
 
-    @property
-    def _port(self) -> int:
-        return int(self._url.rpartition(":")[2] or 0)
+    def _url_of(self, protocol: WireProtocol) -> str:
+        """Return the URL for clients of a protocol, after the start."""
+        return next(address.url for address in self._addresses if address.protocol is protocol)
 
     # ---- Beginning and end ----
 
     async def start(self) -> None:
-        self._url = await self._broker_run.start(self._port)
+        self._addresses = await self._broker_run.start(self._addresses)
 
     def kill(self) -> None:
         """Close all connections and end the broker. This works in any state of the broker."""
@@ -210,7 +214,7 @@ class LocalBroker:
         checked_queue(name)
         async with self._lock:
             await self._broker_run.quiesce()
-            return await read_queue_contents(self._url, name)
+            return await read_queue_contents(self.url, name)
 
 
 @asynccontextmanager

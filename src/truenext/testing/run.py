@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from asyncio import AbstractEventLoop
+from collections.abc import Sequence
 from typing import Any, cast
 
 from truenext.broker.recovery import recover
 from truenext.client.tasks.driver import check_clock_runs
 from truenext.errors import TruenextError
 from truenext.model.policy import Policies
-from truenext.model.url import Address
+from truenext.model.url import Address, parse_listener_url
 from truenext.server.listener import Listener
+from truenext.server.session_factories import make_session_factories
 from truenext.store.memory import MemoryStore
 from truenext.testing.clock import AdvanceableLoop, OffsetClock
 from truenext.testing.connection import CuttableConnection
@@ -21,7 +23,6 @@ from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 IDLE_PASSES = 3
 """Number of passes of the event loop without an action after which the broker counts as idle. More than one pass is
 needed, because the loop sees bytes in a socket only one or two passes after they were sent."""
@@ -38,27 +39,31 @@ class BrokerRun:
         # An AdvanceableLoop has the methods of an event loop that a broker uses.
         self._event_loop = cast(AbstractEventLoop, self._loop)
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
-        self._listener: Listener | None = None
+        self._session_factories = make_session_factories()
+        self._listeners: list[Listener] = []
         self.connections: dict[str, CuttableConnection] = {}
         """Connections by session, until the client can see that its connection is closed."""
 
-    async def start(self, port: int) -> str:
-        """Start the broker, and return the URL at which it listens. With port 0 the system chooses a free port.
+    async def start(self, addresses: Sequence[Address]) -> list[Address]:
+        """Start the broker, and return the addresses at which it listens. With port 0 the system chooses a free port.
 
         Raises: ConfigurationError if the time of the event loop stands still
         """
         check_clock_runs(asyncio.get_running_loop())
         await self._broker.start(after_clean_stop=self._after_clean_stop)
-        self._listener = Listener(
-            Address(host=HOST, port=port),
-            self._broker,
-            self._event_loop,
-            identity=self._identity,
-            server_name=f"truenext/{VERSION}",
-            make_connection=self._make_connection,
-        )
+        for address in addresses:
+            listener = Listener(
+                address,
+                self._broker,
+                self._event_loop,
+                identity=self._identity,
+                server_name=f"truenext/{VERSION}",
+                session_factories=self._session_factories,
+                make_connection=self._make_connection,
+            )
+            self._listeners.append(listener)
         self.store.may_be_slow = True
-        return self._listener.url
+        return [parse_listener_url(listener.url) for listener in self._listeners]
 
     def _make_connection(self, *arguments: Any, **others: Any) -> CuttableConnection:
         connection = CuttableConnection(*arguments, on_close_seen=self._on_close_seen, **others)
@@ -141,17 +146,18 @@ class BrokerRun:
             connection.thaw()
         self.store.may_be_slow = False
         self.store.end_batch_delay()
-        assert self._listener is not None
-        self._listener.stop_reading()
+        for listener in self._listeners:
+            listener.stop_reading()
         self.check_not_failed()
         await self._broker.stop()
-        await self._listener.close()
+        for listener in self._listeners:
+            await listener.close()
         self._end_loop_and_broker()
 
     def kill(self) -> None:
         """End the broker as SIGKILL does. The broker may have failed or ended before."""
-        if self._listener is not None:
-            self._listener.stop_reading()
+        for listener in self._listeners:
+            listener.stop_reading()
         for connection in list(self.connections.values()):
             connection.close_socket()
         self.connections.clear()

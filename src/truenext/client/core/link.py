@@ -18,10 +18,10 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.model.url import Address
+from truenext.wire.protocol_detector import ProtocolDetector, detector_for_server
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
 from truenext.wire.stomp.protocol import StompProtocol as Stomp
-from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_server
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 SILENT_INTERVALS = 2.0

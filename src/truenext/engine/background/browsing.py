@@ -199,6 +199,8 @@ class BrowseTask(BackgroundTask):
 
     def _new_read(self, browser: Browser, lane: Lane) -> BrowseRead:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
+        if browser.requested is not None and browser.selector is None:
+            limit = min(limit, browser.requested)
         if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_bytes_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
@@ -236,7 +238,7 @@ class BrowseTask(BackgroundTask):
         letter."""
         lane = read.lane
         message = found.message
-        attempts, deliveries, due_ms, _ = found.mark
+        attempts, deliveries, due_ms, was_lost = found.mark
         if message is None or is_undeliverable(lane.queue, attempts, due_ms):
             return None
         known = read.entry if isinstance(read, BrowseEntryRead) else read.unread_in_memory.get(found.sequence)
@@ -245,6 +247,7 @@ class BrowseTask(BackgroundTask):
         if known is not None:
             # The store knows of all its failures, but not of each dispatch.
             deliveries, attempts, start_state = known.deliveries, known.attempts, known.start_state
+            was_lost = known.was_lost
             causes = None if known.causes is None else merge_stored_causes(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
@@ -258,6 +261,7 @@ class BrowseTask(BackgroundTask):
             deliveries=deliveries,
             attempts=attempts,
             start_state=start_state,
+            was_lost=was_lost,
             causes=causes,
         )
 
@@ -274,8 +278,12 @@ class BrowseTask(BackgroundTask):
         if browser.selector is not None and not browser.selector.matches(message):
             return
         shown.append(entry)
+        if browser.requested is not None:
+            browser.requested -= 1
         memory = self._memory
-        size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
+        size = (
+            len(message.body) + message.growth + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
+        )
         browser.session.unsent_bytes += size
         memory.unsent_bytes += size
         if memory.unsent_bytes > memory.unsent_threshold:

@@ -9,6 +9,7 @@ from truenext.engine.background.browsing import BrowseTask
 from truenext.engine.background.bulk_work import BulkPieceExecutor, BulkTask
 from truenext.engine.background.expiry import ExpiryTask
 from truenext.engine.background.given_up import GivenUpTask
+from truenext.engine.background.pull_times import PullTimesTask
 from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.parts import LifecycleParts
@@ -33,6 +34,7 @@ class BackgroundTasks:
         self.browsing = BrowseTask(state, queues)
         self.bulk_pieces = BulkPieceExecutor(state, resident, queues, arrivals, settlement, self.scheduler)
         self.bulk = BulkTask(state, self.bulk_pieces)
+        self.pull_times = PullTimesTask(commit_state, life.pull_requests)
         self.timers = (memory.expiry_timers, self.scheduler.timers)
         self._before_dispatch = _by_key(
             self.expiry,
@@ -44,7 +46,7 @@ class BackgroundTasks:
             queues.selections,
             queues.subscription_cleanup,
         )
-        self._after_dispatch = _by_key(self.browsing, self.bulk)
+        self._after_dispatch = _by_key(self.browsing, self.bulk, self.pull_times)
 
     @property
     def can_step(self) -> bool:

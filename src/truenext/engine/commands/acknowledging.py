@@ -3,6 +3,8 @@ docs/contract.md."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
@@ -157,6 +159,27 @@ class Acknowledging:
             session.transactions.check_limits(self._limits, count=count, size=size)
             session.transactions.add_usage(transaction, count=count, size=size)
             self._memory.transaction_bytes += size
+
+    # ---- Acknowledgements that wait for COMMIT ----
+
+    def find_kept(self, session: ConnectionState, acks: Iterable[Ack]) -> list[tuple[BrokerConsumer, int]]:
+        """Return the consumer and the sequence of each message that these acknowledgements of a COMMIT name. Changes
+        nothing.
+
+        Raises: RemoteProtocolError if a consumer does not hold its message, or if the limit of messages in open
+            transactions would be passed.
+        """
+        kept = dict.fromkeys(
+            (session.consumer_of(ack.subscription, ack.sequence, ack.dispatch), ack.sequence) for ack in acks
+        )
+        session.transactions.check_limits(self._limits, count=len(kept))
+        return list(kept)
+
+    def take_kept(self, kept: Iterable[tuple[BrokerConsumer, int]]) -> list[Entry]:
+        """Take these messages from their consumers, for the COMMIT that acknowledges them."""
+        for consumer in dict.fromkeys(consumer for consumer, _ in kept):
+            self._touch(consumer)
+        return [consumer.held.pop(sequence) for consumer, sequence in kept]
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
         """Return an open transaction, after counting `count` more messages and `size` more bytes of causes in it.

@@ -11,6 +11,7 @@ from truenext.engine.commands.pulling import Pulling
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.commands.temporary import TemporaryDestinations
 from truenext.engine.commands.transactions import Transactions
 from truenext.engine.lifecycle.parts import LifecycleParts
 from truenext.engine.memory.resident_set import ResidentSet
@@ -36,13 +37,16 @@ class Commands:
         arrivals, settlement, pull_requests = life.arrivals, life.settlement, life.pull_requests
         self.sending = sending = Sending(state, queues, arrivals, tasks.scheduler, when_full, limits)
         self.acknowledging = acknowledging = Acknowledging(state, queues, settlement, limits)
-        self.transactions = transactions = Transactions(state, queues, arrivals, settlement, sending, limits)
+        self.transactions = transactions = Transactions(
+            state, queues, arrivals, settlement, sending, acknowledging, limits
+        )
         self.subscribing = subscribing = Subscribing(
             state, selections, queues, wildcards, settlement, pull_requests, tasks.browsing
         )
         self.releasing = releasing = Releasing(commit_state, selections, settlement, transactions, pull_requests)
         self.pulling = pulling = Pulling(commit_state, pull_requests, releasing)
         self.connecting = connecting = Connecting(state, queues, acknowledging, transactions, subscribing, releasing)
+        self._temporary = temporary = TemporaryDestinations(state, queues)
         self.administering = Administering(commit_state, resident, queues, arrivals, settlement)
 
         # The parts' own methods: a call by the name of the command costs nothing extra.
@@ -61,6 +65,9 @@ class Commands:
         self.subscribe = subscribing.subscribe
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe
+        self.close = subscribing.close
+        self.create_temporary = temporary.create
+        self.remove_temporary = temporary.remove
         self.release = releasing.release
         self.wake = releasing.wake
         self.pull = pulling.pull

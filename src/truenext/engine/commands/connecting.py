@@ -42,9 +42,17 @@ class Connecting:
 
     def log_in(self, session: ConnectionState, login: Login) -> None:
         session.is_truenext_client = login.is_truenext_client
+        session.is_jms_client = login.is_jms_client
+        if login.connection_id:
+            # From now on its temporary queues and topics have names that contain this id.
+            sessions = self._clients.sessions
+            del sessions[session.id]
+            session.id = login.connection_id
+            sessions[session.id] = session
 
     def is_connected(self, session: ConnectionState) -> bool:
-        return session.id in self._clients.sessions
+        # A later connection of a JMS client has the id of the one that it has lost.
+        return self._clients.sessions.get(session.id) is session
 
     def park(self, session: ConnectionState) -> bool:
         """Park a lost connection of a truenext client: end all its parts whose end counts no attempt, and keep the
@@ -75,8 +83,9 @@ class Connecting:
         of a transaction may have excluded its acknowledged messages from the count. `is_requested` is True if the
         client has sent DISCONNECT.
         """
-        if self._clients.sessions.pop(session.id, None) is None:
+        if not self.is_connected(session):
             return
+        del self._clients.sessions[session.id]
         session.may_lack_reports |= not is_requested
         self._clients.full_sessions.pop(session, None)
         self._transactions.abort_all(session, RequeueReason.RELEASED if is_exempt else RequeueReason.LOST)
@@ -87,6 +96,8 @@ class Connecting:
             self._subscribing.end_browser(browser)
         for queue in session.temporary_queues:
             self._queues.drop_temporary(queue, session)
+        if session.temporary_topics:
+            self._queues.forget_temporary_topics(session)
         self._reset_unsent_bytes(session)
 
     def stop(self) -> None:

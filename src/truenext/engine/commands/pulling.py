@@ -18,13 +18,17 @@ class Pulling:
         self._releasing = releasing
 
     def pull(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
-        """Request messages, or withdraw the open request if `credit.messages` is 0.
+        """Request messages for a consumer or browser, or withdraw a consumer's open request if `credit.messages` is 0.
 
         Returns the notice of a withdrawal, to be sent to the client before anything is dispatched; else None.
 
         Raises: RemoteProtocolError if there is no such subscription, the subscription does not pull, or it requests too
         many messages.
         """
+        browser = session.browsers.get(credit.subscription)
+        if browser is not None and browser.requested is not None:
+            browser.requested = min(browser.requested + credit.messages, WINDOW_MAX)
+            return None
         consumer = session.consumer(credit.subscription)
         pull_request = consumer.pull_request
         if pull_request is None:
@@ -44,6 +48,6 @@ class Pulling:
             return self._pull_requests.withdraw(consumer)
         self._releasing.wake_consumer(consumer)
         pull_request.remaining, pull_request.waits_for_messages = requested, credit.waits
-        self._pull_requests.add(consumer)
+        self._pull_requests.add(consumer, credit.wait_ms)
         self._commit_state.touch(consumer)
         return None

@@ -55,7 +55,7 @@ class Sending:
         self._by_name = queues.by_name
         self._arrivals = arrivals
         self._scheduler = scheduler
-        self._producers = state.producers
+        self._producers_of = state.producers_of
         self._when_full = when_full
         self._limits = limits
         self._copies_max = max(COPIES_MAX, limits.messages)
@@ -100,7 +100,7 @@ class Sending:
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)
         if send.producer is not None:
-            self._producers.record_use(send, is_stored=is_stored)
+            self._producers_of(session).record_use(send, is_stored=is_stored)
         if is_stored:
             session.last_batch = self._commit_state.batch.number
 
@@ -227,7 +227,7 @@ class Sending:
 
         Raises: RemoteProtocolError if the number may not be used, or there are too many producers.
         """
-        known = self._producers.find_repeat(command)
+        known = self._producers_of(session).find_repeat(command)
         if known is None:
             return False
         # The first use may have created a queue that must be kept, even if nothing else of it was stored.
@@ -251,7 +251,7 @@ class Sending:
                     f"(except {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
                 )
             return
-        does_not_wait = session.is_truenext_client or self._when_full is WhenFull.REFUSE
+        does_not_wait = session.stays_after_refusal or self._when_full is WhenFull.REFUSE
         if level >= DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _disk_full_error()
 
@@ -273,8 +273,7 @@ class Sending:
         """Return whether a command and all later commands of its connection must wait for disk space. Only a connection
         that sends and does nothing else can wait.
 
-        Raises: NoSpaceError instead of returning True if the client is a truenext client, which an ERROR does not
-        disconnect.
+        Raises: NoSpaceError instead of returning True if the connection stays open after a refused command.
         """
         if not self.waits_with_send(session):
             return False
@@ -282,7 +281,7 @@ class Sending:
         waits = isinstance(command, Begin) or (
             isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
         )
-        if waits and session.is_truenext_client:
+        if waits and session.stays_after_refusal:
             raise _disk_full_error()
         return waits
 

@@ -9,6 +9,7 @@ to browse a queue         a browser (background/browsing.py)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from truenext.engine.background.browsing import BrowseTask
@@ -24,7 +25,7 @@ from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import AckMode, Browse, Subscribe, Unsubscribe
+from truenext.model.commands import AckMode, Browse, Close, Subscribe, Unsubscribe
 from truenext.model.destination import Destination, DestinationKind, durable_subscription
 from truenext.model.limits import BROWSERS_MAX
 from truenext.model.selector import are_equivalent
@@ -91,8 +92,8 @@ class Subscribing:
     def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Return the queue of a new subscription, and create it if it is missing.
 
-        Raises: RemoteProtocolError if the durable subscription is in use, or memory or another limit does not allow the
-        subscription.
+        Raises: RemoteProtocolError if the durable subscription is in use, a temporary queue or topic of a JMS client is
+        not there, or memory or another limit does not allow the subscription.
         """
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
@@ -103,12 +104,15 @@ class Subscribing:
         if subscribe.durable_key:
             return self._get_or_create_durable(subscribe.durable_key, destination, text)
         if is_to_topic:
+            if destination.session and session.is_jms_client and destination.name not in session.temporary_topics:
+                raise _no_temporary_error(destination)
             name = f"/{session.id}//{subscribe.subscription}"
             destination = Destination(
                 DestinationKind.TEMPORARY, name, session.id, topic=destination.name, selector=text
             )
         queue = self._queues.get_or_create(destination)
-        assert queue is not None, "the owner of a temporary queue is connected"
+        if queue is None:
+            raise _no_temporary_error(destination)
         return queue
 
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
@@ -217,15 +221,49 @@ class Subscribing:
         if unsubscribe.durable_key:
             self._unsubscribe_durable(session, unsubscribe)
             return
-        browser = session.browsers.pop(unsubscribe.subscription, None)
+        self._check_exists(session, unsubscribe.subscription)
+        self._end_subscription(session, unsubscribe.subscription)
+
+    def close(self, session: ConnectionState, close: Close) -> None:
+        """End consumers and browsers of a JMS client in one step. The client's program got the message
+        `close.last_delivered` last.
+
+        Raises: RemoteProtocolError if there is no such subscription.
+        """
+        for subscription in close.subscriptions:
+            self._check_exists(session, subscription)
+        consumers = [session.consumers[name] for name in close.subscriptions if name in session.consumers]
+        self.requeue_delivered(session, consumers, close.last_delivered)
+        for subscription in dict.fromkeys(close.subscriptions):
+            self._end_subscription(session, subscription)
+
+    def requeue_delivered(
+        self, session: ConnectionState, consumers: Iterable[BrokerConsumer], last_delivered: int | None
+    ) -> None:
+        """Requeue the messages that the program of a JMS client got from one of these consumers, which are about to
+        end. These are the message `last_delivered` and all that its consumer got before and still holds. An attempt
+        counts for each. Does nothing if no consumer holds that message."""
+        for consumer in consumers:
+            if last_delivered not in consumer.held or consumer.mode is AckMode.AUTO:
+                continue
+            sequences = consumer.sequences_up_to(last_delivered)
+            for entry in by_queue([consumer.held.pop(sequence) for sequence in sequences]):
+                self._settlement.requeue(entry, RequeueReason.CLOSED)
+            session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
+
+    @staticmethod
+    def _check_exists(session: ConnectionState, subscription: str) -> None:
+        """Raise RemoteProtocolError if the connection has no such subscription."""
+        if subscription not in session.consumers and subscription not in session.browsers:
+            raise RemoteProtocolError(f"there is no subscription {subscription!r} on this connection", Code.NOT_FOUND)
+
+    def _end_subscription(self, session: ConnectionState, subscription: str) -> None:
+        """End a consumer or a browser, and remove the queue of a topic subscription that is not durable."""
+        browser = session.browsers.pop(subscription, None)
         if browser is not None:
             self.end_browser(browser)
             return
-        consumer = session.consumers.pop(unsubscribe.subscription, None)
-        if consumer is None:
-            raise RemoteProtocolError(
-                f"there is no subscription {unsubscribe.subscription!r} on this connection", Code.NOT_FOUND
-            )
+        consumer = session.consumers.pop(subscription)
         self.end_consumer(consumer, is_exempt=True)
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
@@ -267,6 +305,8 @@ class Subscribing:
         first = next(iter(held), None)
         for entry in held if consumer.queue is not None else by_queue(held):
             is_attempt = counts_attempt and (entry.is_started if is_truenext_client else entry is first)
+            if counts_attempt and not entry.attempts:
+                entry.was_lost = True
             reason = RequeueReason.LOST if is_attempt else RequeueReason.RELEASED
             self._settlement.requeue(entry, reason, reports_started=reports_started)
         consumer.held.clear()
@@ -302,6 +342,13 @@ class Subscribing:
     def _subtract_memory_use(self, subscriber: Subscriber) -> None:
         self._memory.queue_bytes -= consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.remove_selector(subscriber.selector)
+
+
+def _no_temporary_error(destination: Destination) -> RemoteProtocolError:
+    noun = "topic" if destination.kind is DestinationKind.TOPIC else "queue"
+    return RemoteProtocolError(
+        f"there is no temporary {noun} {destination.address}: create it before you subscribe to it", Code.NOT_FOUND
+    )
 
 
 def _is_same_subscription(existing: Destination, requested: Destination) -> bool:

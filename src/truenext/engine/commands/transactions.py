@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.sending import Sending
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.settlement import Settlement, by_queue
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue, RequeueReason
-from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error, send_count
+from truenext.engine.state.transaction import (
+    BrokerTransaction,
+    TransactionLimits,
+    are_any_stored,
+    rollback_only_error,
+    send_count,
+)
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import NO_CONTENTS
 from truenext.errors import Code, RemoteProtocolError
@@ -24,6 +31,7 @@ class Transactions:
         arrivals: Arrivals,
         settlement: Settlement,
         sending: Sending,
+        acknowledging: Acknowledging,
         limits: TransactionLimits,
     ) -> None:
         self._commit_state = state.commit_state
@@ -31,8 +39,9 @@ class Transactions:
         self._queues = queues
         self._arrivals = arrivals
         self._settlement = settlement
-        self._producers = state.producers
+        self._producers_of = state.producers_of
         self._sending = sending
+        self._acknowledging = acknowledging
         self._limits = limits
 
     def begin(self, session: ConnectionState, command: Begin) -> None:
@@ -46,12 +55,13 @@ class Transactions:
         """Commit a transaction. If the COMMIT is a repeat and the transaction is open, the transaction is aborted
         instead.
 
-        Raises: RemoteProtocolError if the transaction is rollback-only, the COMMIT's number may not be used, or the
-        COMMIT would make too many copies; also if the transaction is not open, unless the COMMIT is a repeat.
+        Raises: RemoteProtocolError if the transaction is rollback-only, the COMMIT's number may not be used, the COMMIT
+        would make too many copies, or a consumer does not hold a message of `commit.acks`; also if the transaction is
+        not open, unless the COMMIT is a repeat.
         """
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_rollback_only:
-            raise rollback_only_error(commit.transaction)
+            raise rollback_only_error(commit.transaction, transaction)
         if commit.producer is not None and self._sending.is_repeat(session, commit):
             if transaction is not None:
                 self.abort_open(session, commit.transaction, counts_all=commit.counts_all)
@@ -63,6 +73,7 @@ class Transactions:
                 Code.NO_TRANSACTION if commit.producer is None else Code.ROLLED_BACK,
             )
         # All that can raise comes first: from here on the COMMIT is executed as a whole.
+        kept = self._acknowledging.find_kept(session, commit.acks) if commit.acks else []
         queues = self._queues
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
         queues_of_sends: list[list[Queue]] = []
@@ -85,7 +96,10 @@ class Transactions:
                 found = by_name[destination.name] = queues.queues_for(send, queues.ensure_if_connected)
             queues_of_sends.append(found)
         self._end(session, commit.transaction)
-        is_stored = transaction.acknowledges_persistent() or any(
+        acknowledged = transaction.acknowledged()
+        if kept:
+            acknowledged += self._acknowledging.take_kept(kept)
+        is_stored = are_any_stored(acknowledged) or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
             for each, send in zip(queues_of_sends, sends, strict=True)
         )
@@ -101,7 +115,7 @@ class Transactions:
         # After the others, whose sequences are one block.
         for send, schedule in scheduled:
             self._sending.schedule(send.destination, send.message, schedule)
-        for entry in transaction.acknowledged():
+        for entry in acknowledged:
             self._settlement.acknowledge(entry)
             if entry.group:
                 # The group of a suspended consumer may be free now.
@@ -110,7 +124,7 @@ class Transactions:
         for entry in by_queue(nacked):
             self._settlement.fail(entry, RequeueReason.NACKED, transaction.nacks[entry.sequence])
         if commit.producer is not None:
-            self._producers.record_use(commit, is_stored=is_stored)
+            self._producers_of(session).record_use(commit, is_stored=is_stored)
         if is_stored or nacked:
             session.last_batch = max(session.last_batch, self._commit_state.latest_batch)
         else:
@@ -153,11 +167,18 @@ class Transactions:
             if not transaction.counts_any():
                 self.abort_open(session, name, counts_all=False)
 
-    def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
+    def mark_rollback_only(
+        self, session: ConnectionState, name: str, refusal: RemoteProtocolError | None = None
+    ) -> None:
         """Mark a transaction as rollback-only, because one of its frames was refused. Does nothing if it is not
         open."""
-        if name in session.transactions:
-            session.transactions[name].is_rollback_only = True
+        transaction = session.transactions.get(name)
+        if transaction is not None:
+            transaction.is_rollback_only = True
+            if session.is_jms_client and refusal is not None:
+                # A send in a transaction is not answered: its COMMIT is the first to say what was wrong.
+                transaction.refusal = transaction.refusal or str(refusal)
+                transaction.refusal_code = transaction.refusal_code or refusal.code
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
         """End all transactions of a connection that ends, and requeue their messages. Nacked messages are requeued for
@@ -165,6 +186,8 @@ class Transactions:
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():
+                if reason is RequeueReason.LOST and not entry.attempts:
+                    entry.was_lost = True
                 self._settlement.requeue(entry, reason if transaction.counts_all else RequeueReason.RELEASED)
             for entry in transaction.nacked():
                 self._settlement.requeue(entry, reason)

@@ -26,7 +26,7 @@ from truenext.engine.state.causes import causes_size
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
 from truenext.engine.writing.engine_state import EngineState
-from truenext.model.limits import DISPATCHES_PER_TURN
+from truenext.model.limits import DISPATCHES_PER_TURN, GROWTH_BYTES_PER_DISPATCH
 
 QUEUE_SHARE_MIN = 2
 """Number of messages that each queue may dispatch in a turn, even if very many queues have changed."""
@@ -59,7 +59,8 @@ class Dispatcher:
         self._page_reader = page_reader
         self._settlement = settlement
         self.budget = 0
-        """Work that this turn may still do: each dispatched or expired message counts one, and so does each queue."""
+        """Work that this turn may still do: each dispatched or expired message counts one, and so does each queue.
+        Messages that grow count more."""
         self._queue_share = 0
         """Number of messages that this turn may dispatch from one queue."""
 
@@ -167,11 +168,12 @@ class Dispatcher:
         if not consumer.held and consumer.auto_window is not None:
             consumer.auto_window.start_sample(entry.sequence, self._commit_state.now_ms)
         consumer.held[entry.sequence] = entry
-        size = len(message.body) + len(message.header) + consumer.frame_bytes
+        size = len(message.body) + message.growth + len(message.header) + consumer.frame_bytes
         if entry.causes is not None:
             size += causes_size(entry.causes)
         consumer.session.unsent_bytes += size
         self._memory.unsent_bytes += size
+        self.budget -= message.growth // GROWTH_BYTES_PER_DISPATCH
         if self._memory.unsent_bytes > self._memory.unsent_threshold:
             self._memory.unsent_bytes_max = 1
         self._clients.dispatch_count += 1
@@ -258,7 +260,7 @@ class Dispatcher:
             entries.append(entry)
             consumer_numbers.append(consumer.number)
             session = consumer.session
-            size = len(message.body) + len(message.header) + consumer.frame_bytes
+            size = len(message.body) + message.growth + len(message.header) + consumer.frame_bytes
             if entry.causes is not None:
                 size += causes_size(entry.causes)
             session.unsent_bytes += size
@@ -271,6 +273,10 @@ class Dispatcher:
                 deliveries[consumer].append(entry)
             else:
                 deliveries[consumer] = [entry]
+            if message.growth:
+                self.budget -= message.growth // GROWTH_BYTES_PER_DISPATCH
+                if self.budget <= len(entries):
+                    break
             if consumer.has_credit():
                 heapreplace(
                     receivers,
@@ -313,6 +319,7 @@ class Dispatcher:
                 or message is None
                 or entry.due_us
                 or 0 < message.expires_ms <= now_ms
+                or message.growth
                 or unsent >= unsent_max
             ):
                 break

@@ -2,7 +2,7 @@
 
 acknowledged          completed
 nacked, aborted       counts an attempt; requeued, due after a delay; dead-lettered after too many attempts
-lost                  counts an attempt; requeued, due at once; dead-lettered after too many attempts
+lost, closed          counts an attempt; requeued, due at once; dead-lettered after too many attempts
 released              requeued, due at once
 expired               dead-lettered, or removed
 

@@ -19,6 +19,7 @@ from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, 
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import temporary_topic_size
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import introduce_queue
@@ -128,8 +129,8 @@ class Queues:
     # ---- Finding or creating ----
 
     def get_or_create(self, destination: Destination) -> Queue | None:
-        """Return the queue that a client names, and create it on first use. None if the queue is temporary and its
-        connection has ended.
+        """Return the queue that a client names, and create it on first use. None if the queue is temporary, and its
+        connection has ended or creates it only by a command.
 
         Raises: RemoteProtocolError if the queue cannot be created.
         """
@@ -146,12 +147,13 @@ class Queues:
         return self.by_name.get(destination.name) or self.create(destination)
 
     def ensure_if_connected(self, destination: Destination) -> Queue | None:
-        """Return the queue, and create it if missing, as `ensure` does. None if the queue is temporary and its
-        connection has ended."""
-        is_disconnected = (
-            destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
-        )
-        return None if is_disconnected else self.ensure(destination)
+        """Return the queue, and create it if missing, as `ensure` does. None if the queue is temporary, and its
+        connection has ended or creates it only by a command."""
+        if destination.kind is DestinationKind.TEMPORARY and destination.name not in self.by_name:
+            owner = self._clients.sessions.get(destination.session)
+            if owner is None or not owner.creates_by_use(destination):
+                return None
+        return self.ensure(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
         """Return the queues to which a message is sent, each once. Temporary queues that have ended are left out.
@@ -267,7 +269,8 @@ class Queues:
         self._reservations.free(reserved)
 
     def _check_can_create(self, destination: Destination) -> bool:
-        """Return whether the queue can be created. False if the queue is temporary and its connection has ended.
+        """Return whether the queue can be created. False if the queue is temporary, and its connection has ended or
+        creates it only by a command.
 
         Raises: RemoteProtocolError if a limit or the memory for queues does not allow the queue.
         """
@@ -276,19 +279,27 @@ class Queues:
         self.topics.check_can_add(destination)
         if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
-            if owner is None:
+            if owner is None or not owner.creates_by_use(destination):
                 return False
-            reserved = self._reservations.reserved_temporary(owner.id)
-            if len(owner.temporary_queues) + len(reserved) >= SUBSCRIPTIONS_MAX:
-                raise RemoteProtocolError(
-                    f"this connection has {SUBSCRIPTIONS_MAX} temporary queues, the most allowed: use fewer, for "
-                    "example one for all replies",
-                    Code.LIMIT,
-                )
-            if not reserved and owner.is_first_reply_queue(destination):
+            if self._check_can_own_more(owner, destination):
                 return True
         self.check_queue_memory()
         return True
+
+    def _check_can_own_more(self, owner: ConnectionState, destination: Destination) -> bool:
+        """Check that a connection may own one more temporary queue or topic. Returns whether it may have this one even
+        if there is no memory.
+
+        Raises: RemoteProtocolError if the connection owns too many.
+        """
+        reserved = self._reservations.reserved_temporary(owner.id)
+        if len(owner.temporary_queues) + len(owner.temporary_topics) + len(reserved) >= SUBSCRIPTIONS_MAX:
+            raise RemoteProtocolError(
+                f"this connection has {SUBSCRIPTIONS_MAX} temporary queues and topics, the most allowed: use fewer, "
+                "for example one for all replies",
+                Code.LIMIT,
+            )
+        return not reserved and owner.is_first_reply_queue(destination)
 
     def check_queue_memory(self) -> None:
         """Check that there is memory for one more queue, and remove unused queues if there is none.
@@ -328,6 +339,33 @@ class Queues:
         self._events.queue_named(queue)
         self.wildcards.on_queue_created(queue)
         return queue
+
+    def create_temporary(self, destination: Destination, owner: ConnectionState) -> None:
+        """Create a temporary queue or topic of a JMS client. Does nothing if there is one.
+
+        Raises: RemoteProtocolError if the connection owns too many, or there is no memory.
+        """
+        is_topic = destination.kind is DestinationKind.TOPIC
+        if destination.name in (owner.temporary_topics if is_topic else self.by_name):
+            return
+        if not self._check_can_own_more(owner, destination) or is_topic:
+            self.check_queue_memory()
+        if is_topic:
+            owner.temporary_topics.add(destination.name)
+            self._memory.queue_bytes += temporary_topic_size(destination.name)
+        else:
+            self.create(destination)
+
+    def remove_temporary_topic(self, destination: Destination, owner: ConnectionState) -> None:
+        """Remove a temporary topic of a JMS client. Does nothing if there is none."""
+        if destination.name in owner.temporary_topics:
+            owner.temporary_topics.remove(destination.name)
+            self._memory.queue_bytes -= temporary_topic_size(destination.name)
+
+    def forget_temporary_topics(self, owner: ConnectionState) -> None:
+        """Remove all temporary topics of a connection that has ended."""
+        self._memory.queue_bytes -= sum(map(temporary_topic_size, owner.temporary_topics))
+        owner.temporary_topics.clear()
 
     def create_hidden(self, name: str, number: int = 0) -> Queue:
         """Create the queue for scheduled sends to this name. `number` is the queue's number in the store; 0 allocates

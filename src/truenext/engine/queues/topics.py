@@ -20,6 +20,7 @@ from itertools import chain
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.destination import Destination, virtual_topic
+from truenext.model.forms import comparison_ns
 from truenext.model.limits import TOPIC_SUBSCRIPTIONS_MAX
 from truenext.model.message import SentMessage
 from truenext.model.pattern import is_pattern, matches
@@ -63,7 +64,7 @@ class TopicSubscription:
 class Route:
     """All subscriptions to one topic, with and without selectors."""
 
-    __slots__ = ("as_of", "base_ns", "byte_ns", "queues", "subscriptions")
+    __slots__ = ("as_of", "base_ns", "byte_ns", "queues", "selector_count", "subscriptions")
 
     def __init__(self, subscriptions: list[TopicSubscription], as_of: int) -> None:
         self.subscriptions = subscriptions
@@ -72,6 +73,7 @@ class Route:
         selectors = [each.selector for each in subscriptions if each.selector is not None]
         self.queues = None if selectors else [each.queue for each in subscriptions]
         """Queues of the subscriptions; None if any has a selector."""
+        self.selector_count = len(selectors)
         self.base_ns = sum(selector.base_ns for selector in selectors)
         self.byte_ns = sum(selector.byte_ns for selector in selectors)
 
@@ -84,9 +86,9 @@ class TopicRouter:
         self._by_pattern: dict[str, dict[Queue, TopicSubscription]] = {}
         """Subscriptions to patterns, by the pattern's first word."""
         self._pattern_count = 0
-        self._base_ns = self._byte_ns = 0
-        """Estimated nanoseconds of comparing one message with the selectors of all subscriptions: a fixed part, and a
-        part for each byte of the message's header lines."""
+        self._selector_count = self._base_ns = self._byte_ns = 0
+        """Number of the selectors of all subscriptions, and estimated nanoseconds of comparing one message with them: a
+        fixed part, and a part for each byte of the message's header lines."""
         self.last_number = 0
         """Number of the subscription registered last."""
         self._routes: dict[str, Route] = {}
@@ -124,6 +126,7 @@ class TopicRouter:
         if queue.destination.selector:
             selector = compile_stored_selector(queue.destination.selector)
             queue.memory.add_selector(selector)
+            self._selector_count += 1
             self._base_ns += selector.base_ns
             self._byte_ns += selector.byte_ns
         self.last_number += 1
@@ -138,6 +141,7 @@ class TopicRouter:
         subscription = self._subscriptions.pop(queue)
         queue.memory.remove_selector(subscription.selector)
         if subscription.selector is not None:
+            self._selector_count -= 1
             self._base_ns -= subscription.selector.base_ns
             self._byte_ns -= subscription.selector.byte_ns
         if subscription.words is None:
@@ -179,9 +183,10 @@ class TopicRouter:
         route = self._routes.get(topic)
         if route is None:
             # At most all subscriptions are to this topic.
-            return MATCH_NS * self._pattern_count + self._base_ns + self._byte_ns * len(message.header)
+            compared_ns = comparison_ns(message, self._base_ns, self._byte_ns, self._selector_count)
+            return MATCH_NS * self._pattern_count + compared_ns
         added = min(self.last_number - route.as_of, len(self._subscriptions))
-        return route.base_ns + route.byte_ns * len(message.header) + MATCH_NS * added
+        return comparison_ns(message, route.base_ns, route.byte_ns, route.selector_count) + MATCH_NS * added
 
     def find_route(self, topic: str) -> Generator[None, None, Route]:
         """Find the subscriptions to a topic, a part of the search in each step."""

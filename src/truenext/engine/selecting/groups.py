@@ -30,7 +30,7 @@ from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import GROUP_BYTES, MemoryBudget, add_sequence
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.transaction import EntryHolder
-from truenext.model.header_lines import closes_group
+from truenext.model.forms import closes_group
 from truenext.model.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
 from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
@@ -91,10 +91,11 @@ class GroupOwnership:
         """Make the consumer the owner of the dispatched message's group. If the message closes its group, free the
         group."""
         group = entry.group
-        assert entry.message is not None, "what has left memory is read first"
+        message = entry.message
+        assert message is not None, "what has left memory is read first"
         owner = self.owners.pop(group, None)
         entry.is_first_of_group = owner is None
-        if not closes_group(entry.message.header):
+        if not closes_group(message):
             self.owners[group] = consumer
             if owner is None:
                 self._groups_by_owner.setdefault(consumer, {})[group] = None

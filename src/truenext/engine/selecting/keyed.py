@@ -57,7 +57,7 @@ class KeyedScans:
         """Return the scans whose selectors may match the message."""
         found = list(self._unkeyed_scans) if with_unkeyed else []
         for key, by_text in self._by_property.items():
-            text = key.value_in(message.header)
+            text = key.text_of(message)
             if text is not None:
                 found += by_text.get(text, ())
         return found

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
+from truenext.model.forms import reading_ns
 from truenext.model.limits import COSTLY_COMPARISON_NS, SCAN_FOUND_MAX
 from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
@@ -53,7 +54,10 @@ class ComparisonBudget:
         """Take the time of one comparison from the budget. Returns False if no time is left."""
         if selector is None or message is None:
             return True
+        # As `comparison_ns`, inlined.
         cost_ns = selector.base_ns + selector.byte_ns * len(message.header)
+        if message.form:
+            cost_ns += reading_ns(message, selector.byte_ns, 1)
         if cost_ns < COSTLY_COMPARISON_NS:
             if self._ns <= 0:
                 return False

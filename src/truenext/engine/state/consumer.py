@@ -235,14 +235,17 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
     def covered_sequences(self, sequence: int) -> list[int]:
         """Return the sequences that an ACK or NACK of a held message covers, in order of dispatch."""
-        if self.mode is not AckMode.CLIENT:
-            return [sequence]
-        covered = []
+        return self.sequences_up_to(sequence) if self.mode is AckMode.CLIENT else [sequence]
+
+    def sequences_up_to(self, sequence: int) -> list[int]:
+        """Return the sequences of a held message and of all held messages dispatched before it, in order of
+        dispatch."""
+        sequences = []
         for earlier in self.held:
-            covered.append(earlier)
+            sequences.append(earlier)
             if earlier == sequence:
                 break
-        return covered
+        return sequences
 
 
 class QueueConsumer(BrokerConsumer):
@@ -256,7 +259,7 @@ class QueueConsumer(BrokerConsumer):
 class Browser(Subscriber):
     """Browser of one queue. background/browsing.py shows it the messages, in the queue's order."""
 
-    __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
+    __slots__ = ("after_sequence", "last_sequence", "queue", "rank", "requested")
 
     def __init__(
         self, session: ConnectionState, queue: Queue, browse: Browse, memory: MemoryBudget, *, last_sequence: int
@@ -269,7 +272,12 @@ class Browser(Subscriber):
         """Rank of the lane that is being browsed; the number of ranks if the browser is done."""
         self.after_sequence = 0
         """Sequence up to which the lane of `rank` was browsed."""
+        self.requested: int | None = 0 if browse.is_pulling else None
+        """Number of messages that the client has requested and not been shown; None requests all."""
         self.next_lane()
+
+    def has_credit(self) -> bool:
+        return self.requested != 0 and super().has_credit()
 
     @property
     def is_done(self) -> bool:
@@ -284,7 +292,8 @@ class Browser(Subscriber):
 @dataclass(slots=True, eq=False)
 class ConnectionState:
     id: str
-    """Unguessable id: part of the addresses of the connection's temporary queues."""
+    """Id of the connection, a part of the addresses of its temporary queues. It cannot be guessed, unless the client is
+    a JMS client: such a client names its connection itself when it logs in."""
     consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
     """Consumers by subscription."""
     served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)
@@ -308,10 +317,19 @@ class ConnectionState:
     release_count: int = 0
     """Number of releases by this connection so far."""
     is_truenext_client: bool = False
-    """True if the client is a truenext client. Such a client may release messages, reports which dispatches its program
-    has started, and is not disconnected by an ERROR."""
+    """True if the client is a truenext client. Such a client may release messages, and reports which dispatches its
+    program has started."""
+    is_jms_client: bool = False
+    """True if the client is a JMS client (docs/contract.md, "JMS clients")."""
+    temporary_topics: set[str] = field(default_factory=set)
+    """Names of the temporary topics that a JMS client has created."""
     may_lack_reports: bool = False
     """True if the connection has ended without a DISCONNECT, so that reports of started dispatches may be lost."""
+
+    @property
+    def stays_after_refusal(self) -> bool:
+        """Whether the connection stays open after a refused command. A plain client is disconnected by an ERROR."""
+        return self.is_truenext_client or self.is_jms_client
 
     @property
     def only_sends(self) -> bool:
@@ -330,6 +348,11 @@ class ConnectionState:
         self.held_estimate += sum(len(each.held) for each in self.transactions.settling_transactions)
         self.holds_too_much = self.held_estimate >= HELD_MAX
         return self.held_estimate
+
+    def creates_by_use(self, destination: Destination) -> bool:
+        """Return whether the first use creates this temporary queue of the connection. A JMS client creates its
+        temporary queues by a command; those of its topic subscriptions are created by the subscription."""
+        return not self.is_jms_client or destination.topic != ""
 
     def is_first_reply_queue(self, destination: Destination) -> bool:
         """Return whether this queue would be the connection's first temporary queue that is no topic subscription.
@@ -405,7 +428,7 @@ class ConnectionState:
         """
         transaction = self.transaction_to_abort(name)
         if transaction.is_rollback_only:
-            raise rollback_only_error(name)
+            raise rollback_only_error(name, transaction)
         return transaction
 
     def transaction_to_abort(self, name: str) -> BrokerTransaction:

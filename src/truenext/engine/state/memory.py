@@ -37,6 +37,9 @@ NAME_COPIES = 4
 """Bytes of memory for each byte of a name beyond NAME_BYTES: the name is in several objects, in the store's memory, and
 in the history."""
 
+_TOPIC_BYTES = 100
+"""Bytes of a temporary topic of a JMS client, without its name."""
+
 LANE_BYTES = 250
 """Bytes of a lane, without slots for messages."""
 
@@ -183,6 +186,11 @@ def queue_size(destination: Destination) -> int:
     """Return roughly the bytes of memory of a queue without lanes."""
     names = len(destination.name.encode()) + len(destination.topic.encode())
     return QUEUE_BYTES + NAME_COPIES * max(0, names - NAME_BYTES)
+
+
+def temporary_topic_size(name: str) -> int:
+    """Return roughly the bytes of memory of a temporary topic of a JMS client."""
+    return _TOPIC_BYTES + getsizeof(name)
 
 
 def consumer_size(subscription: str, destination: Destination) -> int:

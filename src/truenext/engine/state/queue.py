@@ -136,13 +136,19 @@ class Entry(msgspec.Struct, gc=False):
     """Whether this dispatch is started, and whether an earlier one may have been. One field for both facts, because
     another field would cost 16 bytes for each message."""
     was_lost: bool = False
-    """True if the last attempt ended with a lost connection."""
+    """True if the last attempt ended with a lost connection. While there is no attempt: True if a connection that held
+    the message was lost."""
     causes: KnownCauses | None = None
     """Causes of the message's failures; None if no consumer gave any."""
 
     @property
     def address(self) -> str:
         return self.lane.queue.destination.address
+
+    @property
+    def redelivery_count(self) -> int:
+        """Number of attempts; at least 1 if a connection that held the message was lost (C26.8)."""
+        return self.attempts or int(self.was_lost)
 
     @property
     def is_started(self) -> bool:
@@ -730,4 +736,5 @@ class RequeueReason(Enum):
     NACKED = "nacked"
     ABORTED = "aborted"
     LOST = "lost"
+    CLOSED = "closed"
     RELEASED = "released"

@@ -6,6 +6,7 @@ The transaction holds the message until the transaction ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from truenext.engine.state.balance import DiskBalance
@@ -68,7 +69,7 @@ def nack_count(nack: Nack) -> int:
 class BrokerTransaction(EntryHolder):
     __slots__ = (
         *("balance", "counts_all", "cron_count", "held", "is_rollback_only", "message_count"),
-        *("nacks", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
+        *("nacks", "refusal", "refusal_code", "reserved_queues", "sends", "sends_of_copies", "total_bytes"),
     )
 
     def __init__(self, *, counts_all: bool = True) -> None:
@@ -94,6 +95,10 @@ class BrokerTransaction(EntryHolder):
         self.is_rollback_only = False
         """True if a frame of the transaction was refused on a connection that stays open. Then only ABORT is
         possible."""
+        self.refusal = ""
+        """Error text of the frame that was refused first, if the client is a JMS client; else ""."""
+        self.refusal_code: Code | None = None
+        """Code of that error."""
         self.balance: DiskBalance | None = None
         """Bytes that the transaction frees and needs on disk; None while these bytes are not counted."""
 
@@ -144,10 +149,11 @@ class BrokerTransaction(EntryHolder):
         """Return whether a rollback would count an attempt for any message."""
         return bool(self.held if self.counts_all else self.nacked())
 
-    def acknowledges_persistent(self) -> bool:
-        """Return whether COMMIT removes a persistent message. If so, the transaction becomes visible when it is
-        durable, even if all its sends are transient."""
-        return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
+
+def are_any_stored(acknowledged: Iterable[Entry]) -> bool:
+    """Return whether a COMMIT that acknowledges these messages removes a persistent one from the store. If so, the
+    transaction becomes visible when it is durable, even if all its sends are transient."""
+    return any(entry.persistent and entry.store_batch is not None for entry in acknowledged)
 
 
 class OpenTransactions(dict[str, BrokerTransaction]):
@@ -221,8 +227,11 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self.total_bytes += size
 
 
-def rollback_only_error(name: str) -> RemoteProtocolError:
+def rollback_only_error(name: str, transaction: BrokerTransaction) -> RemoteProtocolError:
     """Return the error for a frame in a transaction that can only be aborted."""
+    refusal = f": {transaction.refusal}" if transaction.refusal else ""
     return RemoteProtocolError(
-        f"transaction {name!r} can only be aborted: a frame of it was refused", Code.ROLLBACK_ONLY
+        f"transaction {name!r} can only be aborted: a frame of it was refused{refusal}",
+        Code.ROLLBACK_ONLY,
+        transaction.refusal_code,
     )

@@ -33,8 +33,9 @@ class CommitState:
         self.now_ms = 0
         """Time at the last call of `tick`, in milliseconds since the epoch."""
         self.is_read_long = False
-        """True if commands from the current read of a socket may take long. The broker sets this flag before each
-        read; a command that may take long sets it to True."""
+        """True if the next command of the current read of a socket may take long, or the last one has. The broker sets
+        this flag before each read, and after it has looked at the clock; a command that may take long sets it to
+        True."""
         self.now_us = 0
         """Time at the last call of `tick`, in microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0

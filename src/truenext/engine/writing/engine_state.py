@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.numbers import QueueNumberAllocator
-from truenext.engine.writing.producers import ProducerRegistry
+from truenext.engine.writing.producers import JmsProducerRegistry, ProducerRegistry
 
 
 class EngineState:
@@ -21,3 +22,8 @@ class EngineState:
         """Queues by name. Ended queues, and hidden queues of scheduled sends, are left out."""
         self.numbers = QueueNumberAllocator(commit_state)
         self.producers = ProducerRegistry(commit_state)
+        self.jms_producers = JmsProducerRegistry(commit_state)
+
+    def producers_of(self, session: ConnectionState) -> ProducerRegistry:
+        """Return the registry of the producers of a connection."""
+        return self.jms_producers if session.is_jms_client else self.producers

@@ -71,7 +71,8 @@ _RETURNED_CODES = {reason: REASONS.index(reason.value) for reason in RequeueReas
 def _reason_codes(wait: str) -> dict[RequeueReason | None, int]:
     """Return the codes of the event that a message waits for its next try, by reason of its failure. `wait` is DELAYED
     or BLOCKING. The key None is for a message from a page, whose failure was logged before."""
-    failures = (reason for reason in RequeueReason if reason is not RequeueReason.RELEASED)
+    at_once = RequeueReason.RELEASED, RequeueReason.CLOSED
+    failures = (reason for reason in RequeueReason if reason not in at_once)
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
 

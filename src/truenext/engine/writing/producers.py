@@ -1,4 +1,4 @@
-"""Registry of producers and their numbers (C18.5): remembers producers, and forgets some if there are too many.
+"""Registries of producers and their numbers (C18.5): remember producers, and forget some if there are too many.
 
 A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX producers, a new one
 replaces a producer that had a single SEND long ago. Such a producer is most likely a process that sent one message and
@@ -20,6 +20,8 @@ from truenext.model.batch import ProducerState
 from truenext.model.commands import Commit, Send
 from truenext.model.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
 
+_JMS_PREFIX = "\0"
+"""Prefix of the names of JMS clients' producers in the store. No name of another producer begins so."""
 _RESOLVED_BYTES = 9
 """Bytes of one resolved COMMIT in the store."""
 
@@ -36,6 +38,9 @@ class ProducerInfo(NamedTuple):
 class ProducerRegistry:
     """Producers with their highest numbers, in order of last use."""
 
+    _key_prefix = ""
+    """Prefix of the producers' names in the store."""
+
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         # Not plain dicts: finding the first key of one takes long after many deletions at its front.
@@ -51,8 +56,12 @@ class ProducerRegistry:
         """Number of resolved COMMITs that are remembered, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
-        """Restore the producers that the store has recovered, in order of last use."""
-        for name, state in states:
+        """Restore the producers that the store has recovered, in order of last use. Producers of the other registry are
+        left out."""
+        for key, state in states:
+            if key.startswith(_JMS_PREFIX) != (self._key_prefix != ""):
+                continue
+            name = key.removeprefix(self._key_prefix)
             self._producers[name] = Producer.from_state(state)
             self._resolved_count += len(state.resolved)
             if state.is_used_once:
@@ -173,7 +182,7 @@ class ProducerRegistry:
     def unstored_states(self) -> Iterator[tuple[str, ProducerState]]:
         """Yield the names and states of producers that the store does not know yet. A clean stop stores these."""
         for name in self._unstored:
-            yield name, self._state(name, self._producers[name])
+            yield self._key_prefix + name, self._state(name, self._producers[name])
 
     def _find(self, name: str) -> Producer | None:
         """Return a producer; None if no number of it is known. A user's producer begins with a copy of the numbers that
@@ -243,10 +252,11 @@ class ProducerRegistry:
         self._resolved_count -= len(self._producers.pop(name).resolved)
         self._used_once.pop(name, None)
         self._unstored.discard(name)
+        key = self._key_prefix + name
         # The same batch may store it, if the clock was set forward.
-        batch.producers.pop(name, None)
-        batch.forgotten_producers.append(name)
-        batch.size += len(name)
+        batch.producers.pop(key, None)
+        batch.forgotten_producers.append(key)
+        batch.size += len(key)
         self._last_forgetting_batch = batch.number
 
     # ---- The store ----
@@ -257,10 +267,27 @@ class ProducerRegistry:
         self._producers.move_to_end(name)
 
     def _store(self, name: str, producer: Producer) -> None:
-        batch = self._commit_state.batch
+        batch, prefix = self._commit_state.batch, self._key_prefix
         self._unstored.discard(name)
-        batch.producers[name] = self._state(name, producer)
+        batch.producers[prefix + name if prefix else name] = self._state(name, producer)
         batch.size += len(name) + _RESOLVED_BYTES * len(producer.resolved)
 
     def _state(self, name: str, producer: Producer) -> ProducerState:
         return producer.state(is_used_once=name in self._used_once)
+
+
+class JmsProducerRegistry(ProducerRegistry):
+    """Producers of JMS clients. If there are too many, the one that was not used for longest is forgotten, whatever it
+    has sent: a JMS client has a new producer for each session, and reports the end of most (C26.11)."""
+
+    _key_prefix = _JMS_PREFIX
+
+    @property
+    def _has_space(self) -> bool:
+        return True
+
+    def _oldest_dispensable(self) -> str | None:
+        return next(iter(self._producers), None)
+
+    def _former(self, name: str) -> Producer | None:
+        return None

@@ -646,8 +646,8 @@ enum { SEQUENCE, MESSAGE, DELIVERIES, ATTEMPTS, WAS_LOST, CAUSES, IS_FIRST_OF_GR
 static const char *const delivery_fields[DELIVERY_FIELDS] = {
     "sequence", "message", "deliveries", "attempts", "was_lost", "causes", "is_first_of_group",
 };
-enum { HEADER, BODY, ARRIVED_MS, MESSAGE_FIELDS };
-static const char *const message_fields[MESSAGE_FIELDS] = {"header", "body", "arrived_ms"};
+enum { HEADER, BODY, ARRIVED_MS, FORM, MESSAGE_FIELDS };
+static const char *const message_fields[MESSAGE_FIELDS] = {"header", "body", "arrived_ms", "form"};
 
 typedef struct {
     PyObject_HEAD
@@ -838,14 +838,15 @@ read_delivery(MessageEncoder *self, PyObject *delivery, unsigned long long first
         Py_XSETREF(self->delivery, type);
     }
     const Py_ssize_t *offsets = self->delivery_offsets;
-    unsigned long long sequence, count, attempts, arrived_ms;
+    unsigned long long sequence, count, attempts, arrived_ms, form;
     PyObject *message = field(delivery, offsets[MESSAGE]);
     if (!read_number(field(delivery, offsets[DELIVERIES]), &count) || count != first_count ||
         field(delivery, offsets[WAS_LOST]) != Py_False || field(delivery, offsets[CAUSES]) != Py_None ||
         field(delivery, offsets[IS_FIRST_OF_GROUP]) != Py_False || message == NULL ||
         !Py_IS_TYPE(message, self->message) || !read_number(field(delivery, offsets[SEQUENCE]), &sequence) ||
         !read_number(field(delivery, offsets[ATTEMPTS]), &attempts) ||
-        !read_number(field(message, self->message_offsets[ARRIVED_MS]), &arrived_ms)) {
+        !read_number(field(message, self->message_offsets[ARRIVED_MS]), &arrived_ms) ||
+        !read_number(field(message, self->message_offsets[FORM]), &form) || form != 0) {
         return 0;
     }
     single->header = field(message, self->message_offsets[HEADER]);

@@ -10,6 +10,7 @@ from truenext.model.destination import Destination
 from truenext.model.header_lines import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
 from truenext.model.limits import NAME_LENGTH_MAX
 from truenext.model.message import SentMessage
+from truenext.model.openwire_message import stomp_message
 from truenext.wire.session import Delivery, DeliveryCauses
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
@@ -133,13 +134,15 @@ class ReplyEncoder:
                 identity = f"{sequence}{middle}{sequence}" if middle else sequence
             is_first = count == first_count or delivery.was_never_started
             flags = plain if is_first else f"redelivered:true\n{plain}"
-            if marks_lost and delivery.was_lost:
+            if marks_lost and delivery.was_lost and delivery.attempts:
                 flags += "truenext-lost:true\n"
             if delivery.causes is not None:
                 flags += self._causes(delivery.causes)
             if delivery.is_first_of_group and not is_browse:
                 flags += f"{FIRST_OF_GROUP}:true\n"
-            header = message.header
+            header, body = message.header, message.body
+            if message.form:
+                header, body = stomp_message(message)
             if has_pattern:
                 header = _with_destination(header, delivery.address)
             if not is_newest:
@@ -150,7 +153,7 @@ class ReplyEncoder:
                     f"truenext-attempts:{delivery.attempts}\n{flags}timestamp:{message.arrived_ms}\n".encode(),
                     header,
                     b"\n",
-                    message.body,
+                    body,
                     BROKER_FRAME_END,
                 )
             )

@@ -167,6 +167,8 @@ class FrameInterpreter:
         # Some clients send -1 for never.
         expires_ms = 0 if text is None or text == "-1" else read_number("expires", text)
         message = SentMessage(priority, persistent, expires_ms, header, frame.body)
+        if "content-length" not in headers:
+            message.is_text = True
         if group:
             message.group = group
         transaction = headers.get("transaction")

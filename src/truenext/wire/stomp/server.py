@@ -21,12 +21,13 @@ from truenext.model.commands import (
     SendRun,
     Started,
 )
-from truenext.model.limits import HEART_BEAT_MS_MIN
+from truenext.model.limits import HEART_BEAT_GRACE_FACTOR, HEART_BEAT_MS_MIN, LOGIN_BYTES_MAX, LOGIN_SECONDS_MAX
+from truenext.wire.protocol_detector import ProtocolDetector, detector_of_stomp_port
+from truenext.wire.session import ProtocolRules
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_own_headers, report_unknown_header
 from truenext.wire.stomp.login import read_login
 from truenext.wire.stomp.protocol import ProtocolState, Side, StompProtocol, choose_version, parse_heart_beat
-from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client
 from truenext.wire.stomp.replies import ReplyEncoder
 from truenext.wire.stomp.request_shapes import REQUEST_SHAPES, ShapedCommand
 from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
@@ -36,8 +37,28 @@ _NUMBERED = (Send, Commit)
 """Commands that may have a number of a producer. Only these can be repeats."""
 
 
+STOMP_RULES = ProtocolRules(
+    opening_seconds_max=LOGIN_SECONDS_MAX,
+    login_bytes_max=LOGIN_BYTES_MAX,
+    late_opening=f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds",
+    unchecked_login=f"the login was not checked within {LOGIN_SECONDS_MAX:g} seconds",
+    closing_seconds=0.0,
+    displaced_login="no CONNECT yet, and {newer} newer connections wait to log in: send CONNECT at once",
+    plain_text="this port speaks TLS: connect to stomp+ssl://, not to stomp://",
+    missing_end="no DISCONNECT",
+    has_takeover=True,
+    has_control_requests=True,
+)
+
+
 class StompSession:
     """Broker's side of STOMP on one connection."""
+
+    rules = STOMP_RULES
+    outgoing = bytearray()
+    """Always empty: the broker sends nothing before CONNECTED."""
+    is_opening = True
+    """Always True: CONNECT is the opening."""
 
     def __init__(
         self,
@@ -62,7 +83,7 @@ class StompSession:
         self.pending = self._protocol.pending
         """Beginning of an incomplete frame. This is always the same object; the connection clears it when input
         ends."""
-        self._detector: ProtocolDetector | None = detector_for_client()
+        self._detector: ProtocolDetector | None = detector_of_stomp_port()
         """Detector of other protocols; None once the client's protocol is known."""
         self.last_receipt: str | None = None
         """Receipt that the last frame has requested; None if it requests none. If the frame is refused, the ERROR names
@@ -85,6 +106,15 @@ class StompSession:
     def client_id(self) -> str:
         """Value of `client-id` on CONNECT; "" if the client has sent none."""
         return self._interpreter.client_id
+
+    @property
+    def beat_check_s(self) -> float:
+        """Half of the agreed interval from broker to client, in seconds."""
+        return self.send_interval_ms / 2000
+
+    @property
+    def silence_limit_s(self) -> float:
+        return self.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
 
     @property
     def is_connected(self) -> bool:
@@ -188,6 +218,12 @@ class StompSession:
             if not self._protocol.stateless:
                 self._check(command)
             yield command
+
+    def attach(self, on_outgoing: Callable[[], None], on_too_large: Callable[[str], None]) -> None:
+        """Do nothing: no other connection causes bytes of this one, and clients of STOMP name no largest frame."""
+
+    def detach(self) -> None:
+        pass
 
     def accept_last(self) -> None:
         """Note that the command that was yielded last is executed. Taking the next command has the same effect. A

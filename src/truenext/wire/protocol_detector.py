@@ -1,6 +1,6 @@
 """Detector of other protocols: recognizes them by the first bytes that a client or server sends.
 
-    bytes --> STOMP, or unknown: the bytes go on to the decoder
+    bytes --> the protocol of the port, or unknown: the bytes go on to the decoder
           --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, if its protocol has one
           --> too few to decide: wait for more bytes
 
@@ -8,8 +8,10 @@ Only the first bytes of each protocol are compared, so a few bytes decide, in ho
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
-from truenext.errors import OtherProtocolError
+from truenext.errors import Code, OtherProtocolError
 
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT")
 _ANY = None
@@ -24,6 +26,7 @@ _BOTH_SIDES: _Prefixes = (
 )
 _CLIENT_PREFIXES: _Prefixes = (
     *_BOTH_SIDES,
+    *(("STOMP", tuple(command + end)) for command in (b"CONNECT", b"STOMP") for end in (b"\n", b"\r")),
     ("TLS", (0x16, 0x03)),
     # STOMP has a line end after CONNECT, HTTP a space.
     *(("HTTP", tuple(method + b" ")) for method in _METHODS),
@@ -73,28 +76,66 @@ class ProtocolDetector:
         return None if may_be_other else data
 
 
-def detector_for_client() -> ProtocolDetector:
-    return ProtocolDetector(_CLIENT_PREFIXES, _client_error)
+class _Port(NamedTuple):
+    """Protocol of a port, as the errors name it."""
+
+    protocol: str
+    versions: str
+    other: str
+    """Protocol for which a broker may have another port."""
+
+
+_STOMP_PORT = _Port("STOMP", "STOMP 1.0 to 1.2", "OpenWire")
+_OPENWIRE_PORT = _Port("OpenWire", "OpenWire", "STOMP")
+
+
+def detector_of_stomp_port() -> ProtocolDetector:
+    """Return a detector for one client of a port that speaks STOMP."""
+    return ProtocolDetector(_AT_STOMP_PORT, partial(_client_error, _STOMP_PORT))
+
+
+def detector_of_openwire_port() -> ProtocolDetector:
+    """Return a detector for one client of a port that speaks OpenWire."""
+    return ProtocolDetector(_AT_OPENWIRE_PORT, partial(_client_error, _OPENWIRE_PORT))
 
 
 def detector_for_server() -> ProtocolDetector:
+    """Return a detector for a server that is to speak STOMP."""
     return ProtocolDetector(_SERVER_PREFIXES, _server_error)
+
+
+def _of_others(port: _Port) -> _Prefixes:
+    return tuple((protocol, prefix) for protocol, prefix in _CLIENT_PREFIXES if protocol != port.protocol)
+
+
+_AT_STOMP_PORT, _AT_OPENWIRE_PORT = _of_others(_STOMP_PORT), _of_others(_OPENWIRE_PORT)
 
 
 def _server_error(protocol: str) -> OtherProtocolError:
     return OtherProtocolError(f"the server speaks {protocol}, not STOMP", protocol, b"")
 
 
-def _client_error(protocol: str) -> OtherProtocolError:
-    reason = f"the client speaks {protocol}, and this port speaks STOMP 1.0 to 1.2"
+def _client_error(port: _Port, protocol: str) -> OtherProtocolError:
+    reason = f"the client speaks {protocol}, and this port speaks {port.versions}"
+    answer = b""
     if protocol == "TLS":
-        reason += " without TLS"
-        return OtherProtocolError(reason, protocol, _TLS_ALERT)
-    return OtherProtocolError(reason, protocol, _http_answer(reason) if protocol == "HTTP" else b"")
+        reason += f" without TLS: connect without TLS, or {_add_listener(f'{port.protocol.lower()}+ssl://HOST:PORT')}"
+        answer = _TLS_ALERT
+    elif protocol == "HTTP":
+        answer = _http_answer(f"{reason}: connect with a client of {port.protocol}.\n".encode())
+    elif protocol == port.other:
+        scheme = protocol.lower()
+        reason += f": for {protocol}, {_add_listener(f'{scheme}://HOST:PORT, with TLS {scheme}+ssl://HOST:PORT,')}"
+        if protocol == "STOMP":
+            answer = _stomp_answer(reason)
+    return OtherProtocolError(reason, protocol, answer)
 
 
-def _http_answer(reason: str) -> bytes:
-    text = f"{reason}: connect with a client of STOMP.\n".encode()
+def _add_listener(address: str) -> str:
+    return f"add {address} to the addresses at which the broker listens (--listen)"
+
+
+def _http_answer(text: bytes) -> bytes:
     lines = (
         "HTTP/1.1 400 Bad Request",
         "Content-Type: text/plain; charset=utf-8",
@@ -102,3 +143,14 @@ def _http_answer(reason: str) -> bytes:
         "Connection: close",
     )
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode() + text
+
+
+def _stomp_answer(reason: str) -> bytes:
+    lines = (
+        "ERROR",
+        f"message:{reason}",
+        f"truenext-code:{Code.NOT_SUPPORTED.value}",
+        "content-type:text/plain",
+        f"content-length:{len(reason)}",
+    )
+    return "".join(f"{line}\n" for line in (*lines, "")).encode() + reason.encode() + b"\0\n"
