@@ -235,9 +235,9 @@ def an_advisory_comes_after_the_message(patch: Patch) -> None:
 
 
 def only_one_connection_of_a_process_is_told(patch: Patch) -> None:
-    def faulty(board: AdvisoryBoard, process: Any, told: Any) -> None:
+    def faulty(board: AdvisoryBoard, process: Any, advisories: Any) -> None:
         for member in list(board._members.get(process, ()))[:1]:
-            member.send(told)
+            member.send(advisories)
 
     patch.setattr(AdvisoryBoard, "_send", faulty)
 

@@ -333,5 +333,5 @@ def test_board_forgets_all_that_it_was_told(board: AdvisoryBoard) -> None:
     owner.session.detach()
     for client in clients:
         client.session.detach()
-    assert not board._told and not board._announced and not board._members and not board._owned
+    assert not board._processes and not board._announced and not board._members and not board._owned
     assert board._announced_count == 0

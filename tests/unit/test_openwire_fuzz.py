@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.property.broker_without_threads import BrokerWithoutThreads, VirtualSocket
+from tests.unit.damage import damage
 from tests.unit.openwire_client import CONNECTION, QUEUE, Client, message_id
 from tests.unit.openwire_examples import MESSAGE_CLASSES
 from truenext.errors import RemoteProtocolError
@@ -252,17 +253,7 @@ def damaged_streams(draw: st.DrawFn) -> bytes:
     ]
     for _ in range(draw(st.integers(1, 4))):
         data = frames[draw(st.integers(0, len(frames) - 1))]
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 30)))
-        match draw(st.integers(0, 3)):
-            case 0 if start < len(data):
-                data[start] ^= 1 << draw(st.integers(0, 7))
-            case 1:
-                del data[start:end]
-            case 2:
-                data[start:start] = data[start:end]
-            case _:
-                data[start:start] = draw(st.sampled_from(TOKENS) | st.binary(max_size=4))
+        damage(draw, data, TOKENS)
         if draw(st.integers(0, 3)):
             data[:4] = max(0, len(data) - 4).to_bytes(4, "big")
     return b"".join(frames)

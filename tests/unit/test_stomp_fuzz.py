@@ -8,6 +8,7 @@ import os
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.damage import damage
 from truenext.errors import RemoteProtocolError
 from truenext.model.answers import ErrorAnswer
 from truenext.model.commands import Command, Disconnect, Login, ReceiptRequest, Send
@@ -56,17 +57,7 @@ def damaged_streams(draw: st.DrawFn) -> bytes:
     """Frames with bytes flipped, cut out, put in or said twice."""
     data = bytearray(b"".join(draw(st.lists(st.sampled_from(FRAMES), min_size=1, max_size=6))))
     for _ in range(draw(st.integers(0, 4))):
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 30)))
-        match draw(st.integers(0, 3)):
-            case 0 if start < len(data):
-                data[start] ^= 1 << draw(st.integers(0, 7))
-            case 1:
-                del data[start:end]
-            case 2:
-                data[start:start] = data[start:end]
-            case _:
-                data[start:start] = draw(st.sampled_from(TOKENS) | st.binary(max_size=4))
+        damage(draw, data, TOKENS)
     return bytes(data)
 
 

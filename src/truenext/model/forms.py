@@ -11,8 +11,8 @@ _REMOTE_PREFIX = REMOTE_PREFIX.encode()
 
 
 def comparison_ns(message: SentMessage, base_ns: int, byte_ns: int, selectors: int = 1) -> int:
-    """Return how many nanoseconds so many selectors take at most for a message. They take `base_ns` for any message,
-    and `byte_ns` for each byte of its header lines, all together."""
+    """Return an upper estimate, in nanoseconds, of the time that `selectors` selectors take for a message. Together
+    they take `base_ns` for any message, and `byte_ns` for each byte of its header lines."""
     ns = base_ns + byte_ns * len(message.header)
     if message.form:
         ns += reading_ns(message, byte_ns, selectors)

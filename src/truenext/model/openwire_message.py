@@ -127,8 +127,7 @@ _ENTRY_BYTES_MIN = 3
 """Bytes of an entry of a map: length of the name, and tag."""
 _READING_NS = 30_000
 _PROPERTY_NS = 800
-"""Model of the time that a selector takes to read a message, in nanoseconds: for what is no property, and for each
-property."""
+"""Estimated nanoseconds that a selector takes to read a message: for all other fields, and for each property."""
 
 QUEUE, TOPIC, TEMPORARY_QUEUE, TEMPORARY_TOPIC = range(100, 104)
 """Type numbers of destinations."""
@@ -668,8 +667,8 @@ def _typed_properties(message: SentMessage, names: Mapping[bytes, str]) -> dict[
 
 
 def reading_ns(message: SentMessage, byte_ns: int, selectors: int) -> int:
-    """Return how many nanoseconds so many selectors take at most for a message in OpenWire form, apart from what they
-    take for any message and for its `header`. `byte_ns` is what all together take for each byte that they search."""
+    """Return an upper estimate, in nanoseconds, of the time that `selectors` selectors take to read and search a
+    message in OpenWire form, without its `header`. Together they take `byte_ns` for each byte that they search."""
     *_, content_at, content_end = BODY_HEAD.unpack_from(message.body)
     searched: int = len(message.body) - (content_end - content_at)
     properties = 0

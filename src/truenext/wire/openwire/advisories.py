@@ -66,7 +66,7 @@ class AdvisoryBoard:
         """Connections of each process that get advisories."""
         self._announced: dict[Process, dict[PhysicalName, None]] = {}
         """Temporary destinations that each process was told, the oldest first."""
-        self._told: dict[PhysicalName, dict[Process, None]] = {}
+        self._processes: dict[PhysicalName, dict[Process, None]] = {}
         """Processes that were told of a temporary destination."""
         self._ended: dict[PhysicalName, tuple[Process, ...]] = {}
         """Processes that were told of the end of a temporary destination, the oldest end first."""
@@ -109,9 +109,8 @@ class AdvisoryBoard:
         announced = self._announced.get(process)
         if announced is None:
             return
-        new = [name for name in names if name not in announced]
+        new = dict.fromkeys(name for name in names if name not in announced)
         if new:
-            new = list(dict.fromkeys(new))
             for name in new:
                 self._remember(process, name)
             self._send(process, list(map(_advisory, new)))
@@ -120,7 +119,7 @@ class AdvisoryBoard:
         """Tell of the ends of temporary destinations, wherever they were told."""
         ends: dict[Process, list[_Advisory]] = {}
         for name in names:
-            processes = tuple(self._told.get(name, ()))
+            processes = tuple(self._processes.get(name, ()))
             if processes:
                 self._ended[name] = processes
                 if len(self._ended) > ANNOUNCED_MAX:
@@ -129,8 +128,8 @@ class AdvisoryBoard:
                 for process in processes:
                     self._forget(process, name)
                     ends.setdefault(process, []).append(end)
-        for process, told in ends.items():
-            self._send(process, told)
+        for process, advisories in ends.items():
+            self._send(process, advisories)
 
     def begin_again(self, name: PhysicalName) -> None:
         """Tell of a temporary destination that its client has made again on a new connection, wherever its end was
@@ -145,21 +144,21 @@ class AdvisoryBoard:
             other = process if announced else next(each for each, names in self._announced.items() if names)
             self._forget(other, next(iter(self._announced[other])))
         announced[name] = None
-        self._told.setdefault(name, {})[process] = None
+        self._processes.setdefault(name, {})[process] = None
         self._announced_count += 1
 
     def _forget(self, process: Process, name: PhysicalName) -> None:
         del self._announced[process][name]
-        told = self._told[name]
-        del told[process]
-        if not told:
-            del self._told[name]
+        processes = self._processes[name]
+        del processes[process]
+        if not processes:
+            del self._processes[name]
         self._announced_count -= 1
 
-    def _send(self, process: Process, told: list[_Advisory]) -> None:
-        # Some may end meanwhile.
+    def _send(self, process: Process, advisories: list[_Advisory]) -> None:
+        # Connections may end meanwhile.
         for member in list(self._members.get(process, ())):
-            member.send(told)
+            member.send(advisories)
 
 
 class Advisories:
@@ -253,18 +252,18 @@ class Advisories:
         if names:
             self._board.announce(self._process, names)
 
-    def send(self, told: list[_Advisory]) -> None:
+    def send(self, advisories: list[_Advisory]) -> None:
         """Send advisories at once, if the connection has not ended."""
         if self.on_outgoing is not None:
-            frames = self._encode(self._encoders.values(), told)
+            frames = self._encode(self._encoders.values(), advisories)
             if frames:
                 self._outgoing += frames
                 self.on_outgoing()
 
-    def _encode(self, encoders: Collection[AdvisoryEncoder], told: Iterable[_Advisory]) -> bytes:
+    def _encode(self, encoders: Collection[AdvisoryEncoder], advisories: Iterable[_Advisory]) -> bytes:
         """Return the frames of advisories to consumers. The owner of a temporary destination needs none."""
         frames: list[bytes] = []
-        for advisory in told:
+        for advisory in advisories:
             if advisory.owner != self._connection_id:
                 for encoder in encoders:
                     self._number += 1

@@ -221,9 +221,9 @@ class OpenWireDecoder:
         "_message",
         "_missing_bytes",
         "_producers",
-        "_rest",
-        "_rest_at",
         "_skipped_bytes",
+        "_undecoded",
+        "_undecoded_at",
         "_was_opened",
         "has_more",
         "is_connected",
@@ -240,8 +240,8 @@ class OpenWireDecoder:
         self.has_more = False
         """True if the caller must call `receive(b"")` now: further frames may be whole, or the returned commands are
         followed by an error."""
-        self._rest = b""
-        self._rest_at = 0
+        self._undecoded = b""
+        self._undecoded_at = 0
         """Bytes of which the last call has left frames, which may be whole, and where these begin."""
         self._missing_bytes = 0
         """Number of bytes that must still come before `pending` can have a whole frame."""
@@ -272,13 +272,13 @@ class OpenWireDecoder:
         commands: list[Decoded] = []
         try:
             self._decode(data, commands)
-            while self._rest and not commands:
+            while self._undecoded and not commands:
                 self._decode(b"", commands)
         except RemoteProtocolError as error:
             if not commands:
                 raise
             self._fault = error
-        self.has_more = bool(commands) and (not self.is_connected or self._rest != b"" or self._fault is not None)
+        self.has_more = bool(commands) and (not self.is_connected or self._undecoded != b"" or self._fault is not None)
         return commands
 
     def _decode(self, data: bytes, commands: list[Decoded]) -> None:
@@ -287,9 +287,9 @@ class OpenWireDecoder:
             skipped = min(self._skipped_bytes, len(data))
             self._skipped_bytes -= skipped
             data = data[skipped:]
-        if self._rest:
-            data, start = self._rest + data, self._rest_at
-            self._rest = b""
+        if self._undecoded:
+            data, start = self._undecoded + data, self._undecoded_at
+            self._undecoded = b""
         elif self.pending:
             self.pending += data
             self._missing_bytes -= len(data)
@@ -357,7 +357,7 @@ class OpenWireDecoder:
                 break
         else:
             if start < size:
-                self._rest, self._rest_at = data, start
+                self._undecoded, self._undecoded_at = data, start
             return
         if start < size:
             self.pending += memoryview(data)[start:]

@@ -116,11 +116,7 @@ class Consumer:
     def remove(self, sequence: int) -> None:
         """Forget a message that is settled, or is just being settled: the broker may dispatch it again before it takes
         the next command."""
-        del self.held[sequence]
-        if self.delivered:
-            self.delivered.pop(sequence, None)
-        if self.kept:
-            self.kept.pop(sequence, None)
+        self.remove_all((sequence,))
 
     def remove_all(self, sequences: Iterable[int]) -> None:
         """Forget messages that are settled."""

@@ -153,7 +153,7 @@ class AdvisoryEncoder:
     def __init__(self, consumer_id: ConsumerId, producer_id: ProducerId) -> None:
         """`producer_id` and a number are the id of each advisory."""
         self._pieces = [_advisory_pieces(consumer_id, producer_id, TopicName(name)) for name in ADVISORY_TOPICS]
-        """For queues and for topics: what comes before the numbers of an advisory, before its command, and behind."""
+        """Bytes of an advisory before its numbers, before its command, and after it, for queues and for topics."""
 
     def encode(self, number: int, command: bytes, *, is_topic: bool) -> bytes:
         """Return the frame that tells a nested DestinationInfo: that a temporary queue or topic was added or

@@ -24,7 +24,7 @@ _CAUSES = (
 TransactionRolledBackException."""
 ENDED_CLASS = f"{_JMS}IllegalStateException"
 ENDED = "the client has ended this connection; make a new one"
-"""Why a command after the RemoveInfo of its connection is refused."""
+"""Reason for the refusal of a command after the RemoveInfo of its connection."""
 _XA_END = "xaErrorCode:-3"
 """End of the text of an XAException, from which the client takes the code XAER_RMERR."""
 
