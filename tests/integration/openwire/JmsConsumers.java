@@ -186,7 +186,19 @@ public final class JmsConsumers extends JmsCases {
         for (int i = 0; i < 10; i++) {
             got.add(text(consumer.receive(PATIENCE_MS)));
         }
+        java.util.concurrent.CountDownLatch resumed = new java.util.concurrent.CountDownLatch(1);
+        connection.addTransportListener(new DefaultTransportListener() {
+            public void transportResumed() {
+                resumed.countDown();
+            }
+        });
         connection.getTransport().narrow(FailoverTransport.class).handleTransportFailure(new IOException("on purpose"));
+        // A message that the client hands out before it has noticed the loss is a duplicate to it when it comes again.
+        resumed.await(PATIENCE_MS, java.util.concurrent.TimeUnit.MILLISECONDS);
+        AtomicInteger unready = unready(connection);
+        for (int i = 0; i < 500 && unready.get() > 0; i++) {
+            Thread.sleep(20);
+        }
         Message message;
         while ((message = consumer.receive(got.size() < 30 ? 5000 : SILENCE_MS)) != null) {
             got.add(text(message));
@@ -204,6 +216,14 @@ public final class JmsConsumers extends JmsCases {
         connection.close();
     };
 
+    /** Returns the number of consumers, and one, that have not noticed the loss of their connection yet. */
+    static AtomicInteger unready(ActiveMQConnection connection) throws ReflectiveOperationException {
+        java.lang.reflect.Field unready =
+            ActiveMQConnection.class.getDeclaredField("transportInterruptionProcessingComplete");
+        unready.setAccessible(true);
+        return (AtomicInteger) unready.get(connection);
+    }
+
     /** A client whose threads disagree on whether it recovers, as they can when they notice two lost connections: its
      * consumers are ready, and it waits for that. */
     static final Case STALLED = () -> {
@@ -218,18 +238,16 @@ public final class JmsConsumers extends JmsCases {
         FailoverTransport transport = connection.getTransport().narrow(FailoverTransport.class);
         Session session = session(connection);
         MessageConsumer consumer = session.createConsumer(session.createQueue(queue));
-        java.lang.reflect.Field unready =
-            ActiveMQConnection.class.getDeclaredField("transportInterruptionProcessingComplete");
-        unready.setAccessible(true);
+        AtomicInteger unready = unready(connection);
         AtomicInteger losses = new AtomicInteger();
         connection.addTransportListener(new DefaultTransportListener() {
             public void transportInterupted() {
                 if (losses.incrementAndGet() == 1) {
                     try {
                         // No thread that counts down from here reaches 0, and one that has reached it may go on.
-                        ((AtomicInteger) unready.get(connection)).set(-100);
+                        unready.set(-100);
                         Thread.sleep(100);
-                    } catch (IllegalAccessException | InterruptedException error) {
+                    } catch (InterruptedException error) {
                         say(error);
                     }
                     transport.getStateTracker().transportInterrupted(connection.getConnectionInfo().getConnectionId());
