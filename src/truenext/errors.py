@@ -6,7 +6,9 @@ TruenextError
 │   ├── NoSpaceError        the broker has no space for a request; the peer did nothing wrong
 │   └── OtherProtocolError  the peer speaks another protocol than expected
 ├── StoreError              the store cannot keep its promise; the broker stops
-│   └── StoreInUseError     another broker uses the data folder
+│   ├── StoreInUseError     another broker uses the data folder
+│   ├── StoreFencedError    another broker has taken over the log
+│   └── StoreForgottenError the database has lost rows that it had confirmed
 ├── HistoryError            history cannot be written or read; the broker stops
 ├── ConfigurationError      options are invalid, or cannot be satisfied
 │   └── FaultyFileError     the configuration file has faults
@@ -97,6 +99,14 @@ class StoreError(TruenextError):
 
 class StoreInUseError(StoreError):
     """Another broker uses the data folder."""
+
+
+class StoreFencedError(StoreError):
+    """Another broker has taken over the log. This broker confirms nothing any more."""
+
+
+class StoreForgottenError(StoreError):
+    """The database has lost rows of the log that it had confirmed."""
 
 
 class HistoryError(TruenextError):

@@ -1,16 +1,27 @@
 """A store whose broker is opened, stopped cleanly, or crashed."""
 
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.contract.fake_log import FakeLog, LogRows
 from truenext.model.batch import Batch, Causes, Mark
-from truenext.model.record import lane_key, message_key, sequence_of, timer_key
+from truenext.model.record import CONTENTS_LANE_KEY, lane_key, message_key, sequence_of, timer_key
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.log import Log
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
 
 KINDS = ["memory", "embedded", "checkpointing"]
-"""Moving is embedded with tiny segments that move into the checkpoint as soon as they may."""
+"""Checkpointing is embedded with tiny segments that move into the checkpoint as soon as they may."""
+
+COPIES = ["copy", "checkpointing copy", "new copy", "postgresql", "new postgresql"]
+"""Kinds whose folder is a copy of a log, in memory or in PostgreSQL. A new one is made anew at each start: the folder
+is deleted before, and the log has compacted what it may."""
+
+NewLog = Callable[[], Log]
 
 LANE = lane_key(1, 5)
 OTHER_LANE = lane_key(1, 6)
@@ -22,15 +33,21 @@ class Disk:
 
     store: Store
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, new_log: NewLog | None = None) -> None:
+        """`new_log` opens the log of a copy; by default that is one in memory."""
         self.kind = kind
         self.folder = folder
         self.memory = MemoryStore()
+        self.log_rows = LogRows()
+        self._new_log = new_log or (lambda: FakeLog(self.log_rows))
         self.number = 0
         self.open()
 
     def open(self) -> Recovered:
-        self.store = self.memory if self.kind == "memory" else embedded(self.kind, self.folder)
+        if self.kind.startswith("new "):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.log_rows.compact()
+        self.store = self.memory if self.kind == "memory" else self._open(self.folder)
         try:
             recovered = self.store.recover()
         except BaseException:
@@ -38,6 +55,24 @@ class Disk:
             raise
         self.number = 0
         return recovered
+
+    def _open(self, folder: Path) -> EmbeddedStore:
+        return embedded(self.kind, folder, self._new_log() if self.kind in COPIES else None)
+
+    def check_new_copy(self) -> None:
+        """Check that a folder made from the log alone has all that this one has."""
+        self.store.close()
+        states = []
+        for folder in (self.folder, self.folder.with_name("made from the log")):
+            store = self._open(folder)
+            try:
+                recovered = store.recover()
+                lanes = (*recovered.counts, CONTENTS_LANE_KEY)
+                pages = [store.read_page(lane, 0, 1000, 1 << 30).messages for lane in lanes]
+                states.append((replace(recovered, history=[]), sorted(pages, key=str), all_timers(store)))
+            finally:
+                store.close()
+        assert states[0] == states[1]
 
     def apply(self, **changes: Any) -> None:
         self.store.apply(self.batch(**changes))
@@ -61,10 +96,10 @@ class Disk:
         return self.open()
 
 
-def embedded(kind: str, folder: Path) -> EmbeddedStore:
-    if kind == "checkpointing":
-        return EmbeddedStore(folder, segment_bytes=200, segments_max=1)
-    return EmbeddedStore(folder, segment_bytes=1 << 20)
+def embedded(kind: str, folder: Path, log: Log | None = None) -> EmbeddedStore:
+    if kind.startswith("checkpointing"):
+        return EmbeddedStore(folder, segment_bytes=200, segments_max=1, log=log)
+    return EmbeddedStore(folder, segment_bytes=1 << 20, log=log)
 
 
 def key(sequence: int, lane: bytes = LANE) -> bytes:

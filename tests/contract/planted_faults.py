@@ -25,6 +25,7 @@ from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import NUMBER, CheckpointPosition, decode_mark
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
+from truenext.store.frame_writer import FrameWriter
 from truenext.store.journal import Journal
 from truenext.store.message_tables import Marks
 from truenext.store.overlay import Overlay, SegmentIndex, TimerView
@@ -80,13 +81,14 @@ def a_batch_that_is_only_in_memory_is_believed_once_its_file_was_synced(patch: "
 
 
 def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
-    append = EmbeddedStore._append
+    append = FrameWriter.append_batch
 
-    def faulty(one: EmbeddedStore, parts: list[bytes], records: int) -> tuple[int, int]:
-        one._checkpoint.save_journal_end(one._journal.last_frame_number + 1, 0)
+    def faulty(one: FrameWriter, parts: list[bytes], records: int) -> tuple[int, int]:
+        checkpoint = one._checkpointer._checkpoint
+        checkpoint.save_journal_end(one._journal.last_frame_number + 1, 0)
         return append(one, parts, records)
 
-    patch.setattr(EmbeddedStore, "_append", faulty)
+    patch.setattr(FrameWriter, "append_batch", faulty)
 
 
 def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
@@ -171,8 +173,8 @@ def the_history_of_another_run_accuses(patch: "MonkeyPatch") -> None:
 def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
     replay = Journal.replay
 
-    def faulty(one: Journal, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
-        yield from replay(one, after_segment, after_number)
+    def faulty(one: Journal, position: CheckpointPosition) -> Iterator[tuple[int, int, memoryview]]:
+        yield from replay(one, position)
         one.finish_replay()
 
     patch.setattr(Journal, "replay", faulty)
@@ -492,10 +494,10 @@ def a_checkpoint_that_is_only_in_memory_is_believed(patch: "MonkeyPatch") -> Non
 def a_new_checkpoint_has_its_name_from_the_beginning(patch: "MonkeyPatch") -> None:
     make = checkpoint._make
 
-    def faulty(path: Path, map_size: int, segment_bytes: int) -> None:
+    def faulty(path: Path, map_size: int, *others: Any) -> None:
         (path / "new").unlink(missing_ok=True)
         with lmdb.open(str(path), map_size=map_size, lock=False, lib_version=0):
-            make(path, map_size, segment_bytes)
+            make(path, map_size, *others)
 
     patch.setattr(checkpoint, "_make", faulty)
 

@@ -423,7 +423,8 @@ class Recorder(Log):
         with pytest.MonkeyPatch.context() as patch:
             for name in ("open", "pwrite", "posix_fallocate", "fsync", "rename", "unlink", "mkdir"):
                 patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
-            for name in ("fdatasync", "ftruncate", "link", "pwritev", "replace", "rmdir", "write"):
+            patch.setattr(os, "fdatasync", self._fsync(os.fdatasync))
+            for name in ("ftruncate", "link", "pwritev", "replace", "rmdir", "write"):
                 patch.setattr(os, name, self._not_modelled(name, getattr(os, name)))
             patch.setattr(lmdb, "open", self._open_lmdb(lmdb.open))
             yield

@@ -43,7 +43,7 @@ from truenext.model.record import (
 from truenext.store import changes, checkpoint, journal
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION
+from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION, CheckpointPosition
 from truenext.store.checkpointer import LAG_SEGMENTS_MAX, Checkpointer
 from truenext.store.checksummed import add_checksum, remove_checksum
 from truenext.store.embedded import EmbeddedStore
@@ -166,7 +166,7 @@ def write_format(folder: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
-@pytest.mark.parametrize("found", [9, 10, 11, 13])
+@pytest.mark.parametrize("found", [9, 10, 11, 14])
 def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
     kind: str, found: int, tmp_path: Path
 ) -> None:
@@ -315,7 +315,7 @@ def test_a_segment_is_allocated_and_synced_before_it_gets_its_name(
     monkeypatch.setattr(Path, "rename", record_rename)
     (tmp_path / "j").mkdir()
     one = Journal(tmp_path / "j", salt=1, segment_bytes=1000)
-    assert list(one.replay(0, 0)) == []
+    assert list(one.replay(CheckpointPosition(0, 0))) == []
     one.start_segment(10)
     assert events == ["sync new", "new becomes 0000000000000001.journal", "sync j"]
     assert (tmp_path / "j/0000000000000001.journal").read_bytes() == bytes(1000)
@@ -867,8 +867,8 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     half_done, may_continue = threading.Event(), threading.Event()
     append = Journal.append
 
-    def halting(self: Journal, parts: list[bytes], size: int) -> tuple[int, int]:
-        position = append(self, parts, size)
+    def halting(self: Journal, parts: list[bytes], size: int, digest: bytes) -> tuple[int, int]:
+        position = append(self, parts, size, digest)
         half_done.set()
         assert may_continue.wait(10)
         return position

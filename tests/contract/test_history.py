@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.contract.naive_history import read, read_folder
+from truenext.broker.recovery import recover
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, PullRequest
@@ -51,6 +53,9 @@ from truenext.model.events import (
 )
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy, WhileWaiting
+from truenext.store.log import Log
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Recovered
 
 ORDERS = Destination(DestinationKind.QUEUE, "orders")
 HANDLER = Destination(DestinationKind.QUEUE, "handler")
@@ -775,6 +780,108 @@ def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()
     assert HistoryWriter(tmp_path).start_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "after_clean_stop", "expected"),
+    [
+        ((1, 1), True, (2, 11)),
+        ((2, 11), True, (2, 11)),
+        ((2, 11), False, (2, 11 + GAP_EVENTS)),
+        ((5, 3), True, (5, 11 + GAP_EVENTS)),
+        ((1, 30), True, (2, 30 + GAP_EVENTS)),
+        ((5, 30), True, (5, 30 + GAP_EVENTS)),
+        ((5, 30), False, (5, 30 + GAP_EVENTS)),
+    ],
+)
+def test_a_run_uses_no_number_below_the_lowest_nor_one_of_the_files(
+    lowest: tuple[int, int], after_clean_stop: bool, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    history = HistoryWriter(tmp_path)
+    append_events(history, run=1, first_event=1, count=10)
+    history.close()
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=after_clean_stop, lowest=lowest) == expected
+
+
+@pytest.mark.parametrize("after_clean_stop", [True, False])
+def test_a_run_of_a_new_folder_uses_no_number_of_a_restored_chunk(after_clean_stop: bool, tmp_path: Path) -> None:
+    """The rows of a log may have used more than its compacted rows, and the other way round. Neither has the events of
+    batches without changes, which the lost folder has had."""
+    (tmp_path / "lost").mkdir()
+    lost = HistoryWriter(tmp_path / "lost")
+    chunk = append_events(lost, run=6, first_event=31, count=10)
+    lost.close()
+    gap = GAP_EVENTS
+    for lowest, expected in [((7, 31), (7, 41 + gap)), ((9, 90), (9, 90 + gap)), ((1, 1), (7, 41 + gap))]:
+        folder = tmp_path / str(lowest)
+        history = HistoryWriter(folder)
+        history.restore([chunk])
+        assert history.start_run(after_clean_stop=after_clean_stop, lowest=lowest) == expected
+        history.close()
+        assert len(read_folder(folder)) == 10
+
+
+def test_chunks_of_a_log_that_continue_the_files_are_appended(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    history = HistoryWriter(folder)
+    append_events(history, run=1, first_event=1, count=10)
+    history.close()
+    history = HistoryWriter(folder)
+    lost = HistoryWriter(tmp_path / "lost")
+    chunks = [append_events(lost, run=1, first_event=at, count=10) for at in (1, 11)]
+    for chunk in chunks:
+        history.follow(chunk)
+    assert history.start_run(after_clean_stop=True) == (2, 21 + GAP_EVENTS)
+    history.close()
+    assert len(read_folder(folder)) == 20
+
+
+def test_chunks_of_a_log_behind_missing_events_begin_a_new_history(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    history = HistoryWriter(folder)
+    append_events(history, run=1, first_event=1, count=10)
+    lost = HistoryWriter(tmp_path / "lost")
+    # Events 11 to 14 of another broker were in no row.
+    for at in (15, 25):
+        history.follow(append_events(lost, run=2, first_event=at, count=10))
+    assert history.start_run(after_clean_stop=True) == (3, 35 + GAP_EVENTS)
+    append_events(history, run=3, first_event=35 + GAP_EVENTS, count=1)
+    history.close()
+    assert len(read_folder(folder)) == 1
+    assert len(read_folder(tmp_path / "aside-history-35")) == 10
+
+
+def test_a_run_of_a_new_folder_leaves_numbers_out_after_a_crash(tmp_path: Path) -> None:
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=False, lowest=(4, 50)) == (4, 50 + GAP_EVENTS)
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=True, lowest=(4, 50)) == (4, 50 + GAP_EVENTS)
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=False) == (1, 1)
+
+
+@pytest.mark.parametrize("after_clean_stop", [True, False])
+def test_recovery_starts_history_after_the_numbers_of_the_log(after_clean_stop: bool, tmp_path: Path) -> None:
+    """Another broker may use numbers until the store has taken the log over."""
+    log = mock.Mock(spec=Log, next_history=(3, 30))
+    store = MemoryStore()
+
+    def take_over() -> Recovered:
+        log.next_history = (4, 50)
+        return Recovered(identity="0123abcd", clean_stop=after_clean_stop)
+
+    with mock.patch.object(store, "recover", take_over):
+        engine, _ = recover(store, Policies(), history=HistoryWriter(tmp_path), log=log)
+    engine.lifespan.start()
+    batch = engine.take_batch()
+    assert batch is not None
+    assert chunk_position(batch.history) == (4, 50 + GAP_EVENTS)
+
+
+def append_events(history: HistoryWriter, *, run: int, first_event: int, count: int) -> bytes:
+    event_log = EventLog(run=run, first_event=first_event)
+    for batch in range(1, count + 1):
+        event_log.on_committed(batch)
+    chunk = event_log.close_chunk()
+    history.append(chunk)
+    return chunk
 
 
 def test_a_long_history_has_many_files_and_each_names_its_queues(

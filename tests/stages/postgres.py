@@ -39,9 +39,11 @@ _NUMBERS = itertools.count(1)
 class PostgresServer:
     """One server, which can be stopped, killed and restarted."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` exists, in a place that any user can reach, and is empty or has the data of an earlier server."""
+    def __init__(self, folder: Path, **settings: str) -> None:
+        """`folder` exists, in a place that any user can reach, and is empty or has the data of an earlier server.
+        `settings` replace those of SETTINGS."""
         self.folder = folder
+        self._settings = SETTINGS | settings
         self._data = folder / "data"
         self._was_killed = False
         if USER is not None:
@@ -55,7 +57,7 @@ class PostgresServer:
         if not self._data.exists():
             making = ("--auth=trust", "--username=postgres", "--encoding=utf8", "--locale=C", "--no-sync")
             self._run("initdb", *making, f"--pgdata={self._data}")
-        settings = " ".join(f"-c {name}={value!r}" for name, value in SETTINGS.items())
+        settings = " ".join(f"-c {name}={value!r}" for name, value in self._settings.items())
         options = f"-k {self.folder} {settings}"
         arguments = ("start", "--wait", f"--pgdata={self._data}", f"--log={self.folder / 'log'}", "-o", options)
         while self._was_killed:
@@ -135,17 +137,17 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def shared_server(run: str) -> Iterator[PostgresServer]:
+def shared_server(run: str, **settings: str) -> Iterator[PostgresServer]:
     """Yield the server that the processes of the test run `run` share: the first process starts it, the last one
-    removes it."""
+    removes it. `settings` replace those of SETTINGS."""
     folder = Path(tempfile.gettempdir()) / f"truenext-postgres-{run}"
     lock = folder.with_name(folder.name + ".users")
     with _users(lock) as users:
         if not users:
             folder.mkdir(exist_ok=True)
-            PostgresServer(folder).start()
+            PostgresServer(folder, **settings).start()
         users.add(os.getpid())
-    server = PostgresServer(folder)
+    server = PostgresServer(folder, **settings)
     try:
         yield server
     finally:
@@ -157,9 +159,9 @@ def shared_server(run: str) -> Iterator[PostgresServer]:
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[PostgresServer]:
-    """Yield a running server of one test's own."""
-    server = PostgresServer(Path(tempfile.mkdtemp(prefix="truenext-postgres-")))
+def own_server(**settings: str) -> Iterator[PostgresServer]:
+    """Yield a running server of one test's own. `settings` replace those of SETTINGS."""
+    server = PostgresServer(Path(tempfile.mkdtemp(prefix="truenext-postgres-")), **settings)
     try:
         server.start()
         yield server

@@ -38,28 +38,35 @@ class SalvageSummary(msgspec.Struct):
     damage_count: int = 0
     notes_besides_damage: list[str] = []
     """Notes for an operator on facts that are no damage, such as dropped transient messages that still take space."""
+    is_copy: bool = False
+    """True if the folder is a copy of a log, from which its broker fetches what is damaged."""
 
     def count(self, message: SalvagedMessage) -> None:
-        if message.key.startswith(CONTENTS_LANE_KEY):
-            if not message.damage:
+        self.add(message.key, len(message.record), is_transient=message.is_transient, is_damaged=bool(message.damage))
+
+    def add(self, key: bytes, size: int, *, is_transient: bool, is_damaged: bool) -> None:
+        """Count a message whose record has `size` bytes."""
+        if key.startswith(CONTENTS_LANE_KEY):
+            if not is_damaged:
                 self.contents += 1
-                self.contents_size += len(message.record)
+                self.contents_size += size
             return
-        number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
+        number = split_lane_key(key[:LANE_KEY_SIZE])[0]
         queue = self.queues.get(number)
         if queue is None:
             queue = self.queues[number] = QueueSummary()
-        if message.damage:
+        if is_damaged:
             queue.damaged += 1
             return
-        queue.size += len(message.record)
-        if message.is_transient:
+        queue.size += size
+        if is_transient:
             queue.transient += 1
         else:
             queue.persistent += 1
 
     def finish(self, salvage: Salvage) -> None:
         """Copy the values that are known only after all messages were read."""
+        self.is_copy = salvage.checkpoint.is_copy
         self.damage_count = salvage.damage_report.damage_count
         self.notes_besides_damage = salvage.damage_report.notes_besides_damage
         undeleted = salvage.checkpoint.undeleted_transients

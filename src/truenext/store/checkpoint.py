@@ -26,12 +26,14 @@ from truenext.model.record import TIMER_SIZE
 from truenext.store.changes import apply_pauses
 from truenext.store.checkpoint_format import (
     CLEAN,
+    COPY_FORMAT,
     DATA_FILE,
     DATABASES,
     DATABASES_MAX,
     FORMAT,
     FORMAT_VERSION,
     GENERATION,
+    LOG_DIGEST,
     META_KEYS,
     NUMBER,
     PERSISTENT_TABLES,
@@ -56,7 +58,7 @@ from truenext.store.lmdb_file import is_uninitialized, read_metas
 from truenext.store.message_tables import Marks, MessageTables
 from truenext.store.overlay import SegmentIndex
 from truenext.store.store import Recovered, UndecodedMessage
-from truenext.store.store_errors import damage_error, empty_folder_error, format_error
+from truenext.store.store_errors import copy_error, damage_error, empty_folder_error, format_error, no_copy_error
 
 MAP_SIZE = 1 << 40
 """Bytes of address space, which limit the size of the checkpoint. The file only takes the space that its content has
@@ -65,6 +67,9 @@ needed."""
 TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
 """Largest number of bytes of records in one transaction; a larger message has a transaction of its own. LMDB keeps the
 changed pages of a transaction in the process's memory."""
+
+TRANSACTION_KEYS_MAX = 1000
+"""Largest number of messages or timers in one transaction of the checkpoint. Each of them may change another page."""
 
 _LMDB_MAJOR = 0
 """Version of LMDB's format, 0.9. Without this an environment variable would decide the format of a new store."""
@@ -85,20 +90,25 @@ class Checkpoint:
         may_be_new: bool = True,
         map_size: int = MAP_SIZE,
         segment_bytes: int = SEGMENT_BYTES,
+        identity: str = "",
+        is_copy: bool = False,
     ) -> None:
         """Open the checkpoint. Make a new one if it is missing and `may_be_new`. `segment_bytes` is the segment size
-        for a new journal.
+        for a new journal, `identity` the id of a new store; empty means a random one. `is_copy` tells whether the
+        folder is a copy of a log.
 
-        Raises: StoreError if the checkpoint is damaged, or another version of truenext wrote it; lmdb.Error, OSError if
-        it cannot be opened
+        Raises: ConfigurationError if the folder is a copy, and is not opened as one, or the other way round; StoreError
+        if the checkpoint is damaged, or another version of truenext wrote it; lmdb.Error, OSError if it cannot be
+        opened
         """
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
+        self._format = COPY_FORMAT if is_copy else FORMAT_VERSION
         path = folder / DATA_FILE
         if path.exists() and path.stat().st_size:
             self._check_file(path, may_be_new=may_be_new)
         elif may_be_new:
-            _make(folder, map_size, segment_bytes)
+            _make(folder, map_size, segment_bytes, identity or secrets.token_hex(4), self._format)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
@@ -170,8 +180,13 @@ class Checkpoint:
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
-        if found != FORMAT_VERSION:
-            raise format_error(self._data, found, FORMAT_VERSION)
+        if found == self._format:
+            return
+        if found == COPY_FORMAT:
+            raise copy_error(self._data)
+        if found == FORMAT_VERSION:
+            raise no_copy_error(self._data)
+        raise format_error(self._data, found, self._format)
 
     # ---- Reading ----
 
@@ -180,6 +195,8 @@ class Checkpoint:
         `counts` reads them."""
         with self._env.begin() as txn:
             meta = {name: self._meta.need(txn, name) for name in META_KEYS}
+            if self._format == COPY_FORMAT:
+                meta[LOG_DIGEST] = self._meta.need(txn, LOG_DIGEST)
             recovered = decode_recovered(meta, self._queues.items(txn), self._producers.items(txn))
         return recovered, decode_position(meta)
 
@@ -316,6 +333,8 @@ class Checkpoint:
             self._meta.put(txn, b"segment", NUMBER.pack(position.segment))
             self._meta.put(txn, b"frame", NUMBER.pack(position.frame))
             self._put_if_greater(txn, b"durable frame", position.durable_frame)
+            if position.digest:
+                self._meta.put(txn, LOG_DIGEST, position.digest)
 
     def save_journal_end(self, durable_frame: int, sequence_limit: int) -> None:
         """Record that the frames up to this number are durable. Also record `sequence_limit`, the limit that one of
@@ -328,6 +347,19 @@ class Checkpoint:
         # `save_journal_end` may have stored a higher number than that of a later checkpoint.
         if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
             self._meta.put(txn, name, NUMBER.pack(number))
+
+    def become_copy(self, digest: bytes) -> None:
+        """Make the folder a copy of a log. `digest` is that of the row of the checkpoint's last frame."""
+        with self._env.begin(write=True) as txn:
+            self._meta.put(txn, b"format", FORMAT.pack(COPY_FORMAT))
+            self._meta.put(txn, LOG_DIGEST, digest)
+
+    def detach(self, identity: str) -> None:
+        """Make the folder, which is a copy of a log, an ordinary one with another identity."""
+        with self._env.begin(write=True) as txn:
+            self._meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
+            self._meta.put(txn, b"identity", identity.encode())
+            self._meta.delete(txn, LOG_DIGEST)
 
     def drop_transients(self) -> None:
         """Drop all transient messages at once. `delete_old_transients` deletes their entries later."""
@@ -368,7 +400,7 @@ class Checkpoint:
             self._meta.put(txn, b"clean stop", CLEAN if index.clean_stop else UNCLEAN)
 
 
-def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
+def _make(folder: Path, map_size: int, segment_bytes: int, identity: str, format_number: int) -> None:
     """Make a new checkpoint. The file gets its name once the checkpoint is complete, because LMDB rejects a file that a
     crash has cut.
 
@@ -380,8 +412,11 @@ def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
     with _open(new, map_size, subdir=False, lock=False) as env, env.begin(write=True) as txn:
         databases = {name: env.open_db(name, txn=txn) for name in DATABASES}
         meta = ChecksummedDatabase(databases[b"meta"], b"meta", folder.parent)
-        identity, salt = secrets.token_hex(4).encode(), secrets.token_bytes(SALT.size)
-        for name, value in initial_meta(identity, salt, segment_bytes).items():
+        values = initial_meta(identity.encode(), secrets.token_bytes(SALT.size), segment_bytes)
+        values[b"format"] = FORMAT.pack(format_number)
+        if format_number == COPY_FORMAT:
+            values[LOG_DIGEST] = b""
+        for name, value in values.items():
             meta.put(txn, name, value)
     new.rename(folder / DATA_FILE)
     sync_folder(folder)

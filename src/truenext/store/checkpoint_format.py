@@ -23,6 +23,7 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
                         "redelivered below"                 ->  u64
                         "clean stop"                        ->  u8      0 or 1
                         "paused"                            ->  queue number u32, of each paused queue, in order
+                        "log digest"                        ->  digest of the row of the frame in "frame", see below
 
 Contents (record.py) are stored among the messages: persistent contents among persistent messages, transient ones among
 transient messages. All values but the records carry a checksum, see checksummed.py. The keys in meta exist from the
@@ -38,6 +39,9 @@ The last cause is left out if it equals the first. Causes are UTF-8.
 A transient message counts only if its generation is the one in meta.
 
 Only this format is read. A folder with another format number is rejected before anything in it is changed.
+
+A folder that is a copy of a log (log.py) has the number COPY_FORMAT and the key "log digest"; all else is the same. So
+no broker uses a copy without its log, also no broker of an older version.
 """
 
 from __future__ import annotations
@@ -55,6 +59,11 @@ from truenext.store.store import Recovered
 DATA_FILE = "data.mdb"
 
 FORMAT_VERSION = 12
+
+COPY_FORMAT = 13
+"""Format number of a folder that is a copy of a log."""
+
+LOG_DIGEST = b"log digest"
 
 DATABASES = (
     b"meta",
@@ -115,7 +124,7 @@ def initial_meta(identity: bytes, salt: bytes, segment_bytes: int) -> dict[bytes
 META_KEYS = tuple(initial_meta(b"", b"", 0))
 """Keys in the database `meta`, all of which exist from the start."""
 
-_decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
+decode_producer = msgspec.msgpack.Decoder(tuple[str, ProducerState]).decode
 
 
 def encode_mark(mark: Mark, causes: Causes = NO_CAUSES) -> bytes:
@@ -145,6 +154,8 @@ class CheckpointPosition(msgspec.Struct, frozen=True):
     frame: int
     durable_frame: int = 0
     """Number of a frame known to be durable: `frame`, or a later one."""
+    digest: bytes = b""
+    """Digest of the log's row of `frame`; empty if the folder is no copy of a log."""
 
 
 POSITION_KEYS = (b"segment", b"frame", b"durable frame")
@@ -153,7 +164,8 @@ POSITION_KEYS = (b"segment", b"frame", b"durable frame")
 
 def decode_position(meta: Mapping[bytes, bytes]) -> CheckpointPosition:
     """Return the position stored in `meta`, which must have all of POSITION_KEYS."""
-    return CheckpointPosition(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
+    segment, frame, durable_frame = (NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS)
+    return CheckpointPosition(segment, frame, durable_frame, meta.get(LOG_DIGEST, b""))
 
 
 def decode_recovered(
@@ -168,7 +180,7 @@ def decode_recovered(
         redelivered_below=NUMBER.unpack(meta[b"redelivered below"])[0],
         paused=decode_paused(meta[b"paused"]),
         queues={QUEUE.unpack(key)[0]: name.decode() for key, name in queues},
-        producers=dict(_decode_producer(value) for _, value in producers),
+        producers=dict(decode_producer(value) for _, value in producers),
     )
 
 

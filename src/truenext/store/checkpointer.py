@@ -19,11 +19,12 @@ from typing import TypeVar
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
 from truenext.model.disk_level import DiskLevel
-from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
+from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, TRANSACTION_KEYS_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import Journal
 from truenext.store.overlay import Overlay, OverlayView, SegmentIndex, iter_spans, merge_causes
+from truenext.store.pieces import split_into_pieces
 from truenext.store.spans import Span
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
@@ -47,9 +48,6 @@ SEGMENT_MEMORY_MAX = 2_600_000
 """Estimated bytes of memory at which a segment's index gets no further batch. All indexes together take about 40 MB. If
 large batches make them take more, older segments are checkpointed earlier."""
 
-TRANSACTION_KEYS_MAX = 1000
-"""Largest number of messages or timers in one transaction of the checkpoint. Each of them may change another page."""
-
 CHECK_INTERVAL_S = 1.0
 """Longest time between two checks of the disk space. Other programs may use or free space meanwhile."""
 
@@ -58,8 +56,8 @@ CLEANUP_INTERVAL_S = 0.01
 
 
 class Checkpointer:
-    """Thread that makes checkpoints. Other threads call `enable`, `wait_for_segment`, `is_segment_full`, `close_view`
-    and `close`."""
+    """Thread that makes checkpoints. Other threads call `enable`, `checkpoint_due_segments`, `wait_for_segment`,
+    `is_segment_full`, `close_view` and `close`."""
 
     def __init__(
         self,
@@ -98,6 +96,11 @@ class Checkpointer:
     def start(self) -> None:
         self._thread = Thread(target=self._run, name="truenext-checkpoint", daemon=True)
         self._thread.start()
+
+    def checkpoint_due_segments(self) -> None:
+        """Checkpoint segments until none is due, on the calling thread. To be called before `start`."""
+        while self._is_checkpoint_due():
+            self._checkpoint_segment(self._journal.segments[0])
 
     def close(self) -> None:
         """Stop the thread. A checkpoint in progress is finished first, unless this would wait for disk space."""
@@ -206,7 +209,7 @@ class Checkpointer:
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
             spans = ((key, span) for key, span in iter_spans(segment, copied) if span.is_transient is are_transient)
-            for messages in _pieces(self._read(spans), lambda message: len(message[1])):
+            for messages in _transactions(self._read(spans), lambda message: len(message[1])):
                 self._write(partial(self._checkpoint.put_messages, messages, are_transient=are_transient))
         with self._changed:
             # Copied, because removing a message takes its mark out of every index.
@@ -214,10 +217,15 @@ class Checkpointer:
             keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
             with_causes = {key: (marks.pop(key)[0], merge_causes(key, of_indexes)) for key in keys_with_causes}
-        for some in _pieces(with_causes.items(), lambda each: sum(len(cause.encode()) for cause in each[1][1])):
+        causes_bytes = lambda each: sum(len(cause.encode()) for cause in each[1][1])  # noqa: E731
+        for some in _transactions(with_causes.items(), causes_bytes):
             self._write(partial(self._checkpoint.put_marks, dict(some)))
         self._sync_history()
-        position = CheckpointPosition(segment, self._journal.last_frame(segment), self._journal.last_frame_number)
+        durable_frame = self._journal.last_frame_number
+        self._journal.sync()
+        position = CheckpointPosition(
+            segment, self._journal.last_frame(segment), durable_frame, self._journal.last_digest_in(segment)
+        )
         self._write(partial(self._checkpoint.finish_checkpoint, indexes, marks, position))
         with self._changed:
             overlay.drop_indexes(segment)
@@ -236,15 +244,19 @@ class Checkpointer:
         deleted at once: senders wait for the space of acknowledged messages, and acknowledgements alone may never fill
         a segment.
         """
-        for index in indexes:
-            while keys := self._removed_keys(index):
+        counts = [(index, len(index.removed)) for index in indexes]
+        # What LMDB no longer has, or does not get because later frames have removed it, must be removed after a crash.
+        self._journal.sync()
+        for index, count in counts:
+            while keys := self._removed_keys(index, count):
                 self._write(partial(self._checkpoint.delete_messages, keys))
                 index.deleted_count += len(keys)
 
-    def _removed_keys(self, index: SegmentIndex) -> list[tuple[bytes, bool]]:
+    def _removed_keys(self, index: SegmentIndex, count: int) -> list[tuple[bytes, bool]]:
+        start = index.deleted_count
         # A batch may be applied to the newest index meanwhile.
         with self._changed:
-            return list(islice(index.removed.items(), index.deleted_count, index.deleted_count + TRANSACTION_KEYS_MAX))
+            return list(islice(index.removed.items(), start, min(count, start + TRANSACTION_KEYS_MAX)))
 
     def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
         keys, located = tee(spans)
@@ -273,19 +285,8 @@ class Checkpointer:
                     raise _Closing
 
 
-def _pieces(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Split the items into one list for each transaction. `size_of` returns an item's bytes."""
-    piece: list[T] = []
-    piece_size = 0
-    for item in items:
-        size = size_of(item)
-        if piece and (piece_size + size > TRANSACTION_BYTES_MAX or len(piece) >= TRANSACTION_KEYS_MAX):
-            yield piece
-            piece, piece_size = [], 0
-        piece.append(item)
-        piece_size += size
-    if piece:
-        yield piece
+def _transactions(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    return split_into_pieces(items, size_of, TRANSACTION_BYTES_MAX, TRANSACTION_KEYS_MAX)
 
 
 class _Closing(Exception):

@@ -10,6 +10,9 @@ The data folder:
     apply                  writes the batch to the journal, durable by one write; then to the overlay
     read_page, recover     read the checkpoint together with the overlay, the journal's index (overlay.py)
 
+With a log (log.py), `apply` writes the batch to the log first. Then the journal is not synced for each batch: the
+folder is a copy, and `recover` fetches from the log what the folder lacks.
+
 Meanwhile a thread copies the oldest segment's remaining messages into the checkpoint (checkpointer.py).
 """
 
@@ -41,11 +44,22 @@ from truenext.model.record import (
     referenced_content_number,
 )
 from truenext.store import folder
-from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, dereference_contents, encode_batch
+from truenext.store.changes import (
+    Changes,
+    RareChanges,
+    apply_names,
+    changes_of,
+    decode_changes,
+    dereference_contents,
+    encode_batch,
+)
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
+from truenext.store.copying import prepare_copy
 from truenext.store.disk_space import DiskSpace
+from truenext.store.frame_writer import FrameWriter
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
+from truenext.store.log import Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import (
@@ -66,24 +80,35 @@ class EmbeddedStore:
         segment_bytes: int = SEGMENT_BYTES,
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
+        log: Log | None = None,
     ) -> None:
         """Lock and open the data folder. A missing folder is made, with segments of `segment_bytes`.
 
         Journal and checkpoint may use `disk_limit` bytes, from which `disk_level` follows; None means the whole disk.
+        With a `log` the folder is a copy of this log, and is made anew from it if it is missing, damaged or another's.
+        The store closes the log.
 
         The journal keeps the history of a batch until the batch's segment is freed. `sync_history` is called before
         that.
 
         Raises: StoreInUseError if another broker uses the folder; ConfigurationError if the folder has files that are
-        not truenext's; StoreError if the folder cannot be used
+        not truenext's, or is a copy of a log and none is given, or the other way round; StoreError if the folder cannot
+        be used
         """
         self._path = path
+        self._log = log
         self.sync_history: Callable[[], None] = lambda: None
         """Function that makes the history's own files durable. Before a batch is applied, these files must have the
         history that `recover` has returned and that of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
         """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`, which
         then checks that the journal has this batch."""
+        self.restore_history: Callable[[Iterable[bytes]], None] = lambda chunks: None
+        """Function that gets the history of the journal before that of any row of a log. It skips chunks that the
+        history's own files have. Only a store with a log calls it."""
+        self.follow_history: Callable[[bytes], None] = lambda chunk: None
+        """Function that gets the history of each row that the folder lacked, in order, before `recover` returns: there
+        may be too many rows for `Recovered`."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
@@ -92,19 +117,31 @@ class EmbeddedStore:
         self._changed = Condition(self._lock)
         """Guards the overlay. Notified when a segment is new or checkpointed, and when a checkpoint has waited for a
         view and the view ends."""
+        is_copy = log is not None
         with ExitStack() as resources:
+            if log is not None:
+                resources.callback(log.close)
             with translated_errors(f"open the store in {path}", path):
                 folder.check_no_foreign_files(path)
                 folder.make(path)
                 resources.callback(os.close, folder.lock(path))
+                if log is not None:
+                    prepare_copy(path, log, map_size=map_size, segment_bytes=segment_bytes)
                 may_be_new = not folder.has_journal(path)
                 self._checkpoint = Checkpoint(
-                    path / "lmdb", may_be_new=may_be_new, map_size=map_size, segment_bytes=segment_bytes
+                    path / "lmdb",
+                    may_be_new=may_be_new,
+                    map_size=map_size,
+                    segment_bytes=segment_bytes,
+                    is_copy=is_copy,
                 )
                 resources.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)
                 self._journal = Journal(
-                    path / "journal", salt=self._checkpoint.salt, segment_bytes=self._checkpoint.segment_bytes
+                    path / "journal",
+                    salt=self._checkpoint.salt,
+                    segment_bytes=self._checkpoint.segment_bytes,
+                    is_copy=is_copy,
                 )
                 resources.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
@@ -120,17 +157,20 @@ class EmbeddedStore:
                 sync_history=lambda: self.sync_history(),
             )
             resources.callback(self._checkpointer.close)
+            self._writer = FrameWriter(self._journal, log, self._checkpointer, self._disk_space, self._changed)
             self._resources = resources.pop_all()
 
     # ---- Methods of Store ----
 
     @property
     def disk_level(self) -> DiskLevel:
-        return self._disk_space.level
+        level = self._disk_space.level
+        return level if self._log is None else max(level, self._log.disk_level)
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
-        return self._disk_space.bytes
+        sizes = self._disk_space.bytes
+        return sizes if self._log is None else {**sizes, **self._log.disk_level_bytes}
 
     def recover(self) -> Recovered:
         with self._reading():
@@ -138,6 +178,8 @@ class EmbeddedStore:
             self._disk_space.update_level()
         self._unwritable_reason = ""
         self._checkpointer.start()
+        if self._log is not None:
+            self._log.start()
         return recovered
 
     def apply(self, batch: Batch) -> None:
@@ -155,17 +197,16 @@ class EmbeddedStore:
                 batch = dereference_contents(batch, self._mark_lookup())
             changes = changes_of(batch)
             self._check_batch(batch, changes)
-            segment, offset = self._append(encode_batch(batch, changes.rare), changes.count)
+            segment, offset = self._writer.append_batch(encode_batch(batch, changes.rare), changes.count)
         except STORAGE_ERRORS as error:
             raise store_error(f"write to the store in {self._path}", error, self._path) from error
         with self._lock:
             self._overlay.apply_changes(changes, segment, offset)
             self._last_applied = batch.number
-        for number, name in batch.queues.items():
-            if name:
-                self._queues[number] = name
-            else:
-                del self._queues[number]
+        if self._writer.has_empty_rows:
+            with translated_errors(f"write to the store in {self._path}", self._path):
+                self._writer.append_empty_frames()
+        self._queues = apply_names(self._queues, batch.queues) if batch.queues else self._queues
         if batch.clean_stop is not None or batch.sequence_limit:
             # A run starts or ends, or has given out half a million sequences.
             self._save_journal_end(batch.sequence_limit)
@@ -265,37 +306,18 @@ class EmbeddedStore:
         if missing is not None:
             raise disagreement_error(batch.number, f"removes message {missing.hex()}, which does not exist")
 
-    def _append(self, parts: list[bytes], records: int) -> tuple[int, int]:
-        journal = self._journal
-        size = sum(map(len, parts))
-        if not journal.fits(size) or self._checkpointer.is_segment_full(records):
-            self._checkpointer.wait_for_segment()
-            self._retry_without_ballast(partial(journal.start_segment, size))
-            with self._changed:
-                self._changed.notify_all()
-        return journal.append(parts, size)
-
-    def _retry_without_ballast(self, action: Callable[[], None]) -> None:
-        """Call `action`. If the disk is full, delete the ballast and call `action` again. A failed call must change
-        nothing.
-
-        Raises: lmdb.Error, OSError if the second call fails, or for another reason
-        """
-        try:
-            action()
-        except STORAGE_ERRORS as error:
-            self._disk_space.delete_ballast(error)
-            action()
-
     def _save_journal_end(self, sequence_limit: int) -> None:
         """Record in the checkpoint which frame of the journal is durable. On a full disk nothing is recorded; the last
         recorded number is still right.
 
         Raises: StoreError if the write fails for another reason
         """
+        if self._log is not None:
+            # Frames of a copy are not durable yet.
+            return
         with translated_errors(f"write to the store in {self._path}", self._path):
             try:
-                self._retry_without_ballast(
+                self._writer.retry_without_ballast(
                     partial(self._checkpoint.save_journal_end, self._journal.last_frame_number, sequence_limit)
                 )
             except STORAGE_ERRORS as error:
@@ -365,7 +387,7 @@ class EmbeddedStore:
         # The next segment may have been checkpointed in part.
         overlay.last_checkpoint_segment = position.segment + 1
         history = []
-        for segment, offset, payload in self._journal.replay(position.segment, position.frame):
+        for segment, offset, payload in self._journal.replay(position):
             changes = decode_changes(payload)
             overlay.apply_changes(changes, segment, offset)
             if changes.history:
@@ -374,28 +396,67 @@ class EmbeddedStore:
             self._journal.last_frame_number,
             position.durable_frame,
             history[-1] if history else b"",
-            self.last_history_chunk,
+            self.last_history_chunk if self._log is None else None,
         )
         if lost:
             raise damage_error("journal", lost, self._path)
         self._journal.finish_replay()
 
         recovered = apply_journal(recovered, overlay.indexes)
-        if not recovered.clean_stop:
+        if not recovered.clean_stop and self._log is None:
             self._drop_transients()
         self._remove_duplicates()
         # From here on no message of that segment is both in the overlay and in the checkpoint.
         overlay.last_checkpoint_segment = position.segment
-        self._queues = dict(recovered.queues)
+        if self._log is not None:
+            self.restore_history(history)
+            history = []
+            recovered = self._catch_up(self._log)
+        self._queues = recovered.queues
         return replace(recovered, counts=self._counts(), history=history)
 
     def _drop_transients(self) -> None:
-        self._retry_without_ballast(self._checkpoint.drop_transients)
+        self._writer.retry_without_ballast(self._checkpoint.drop_transients)
         if any(span.is_transient for _, span in self._overlay.messages()):
             # Recorded, because after a clean stop of this run the transients in the journal would count again.
             rare = RareChanges(drops_transients=True)
-            segment, offset = self._append(encode_batch(Batch(0), rare), 0)
+            segment, offset = self._writer.append_batch(encode_batch(Batch(0), rare), 0)
             self._overlay.apply_changes(Changes([], [], [], [], rare), segment, offset)
+
+    # ---- Copy of a log ----
+
+    def _catch_up(self, log: Log) -> Recovered:
+        """Follow the log to its end, take it over, and return the state then."""
+        self._checkpointer.is_enabled = True
+        self._follow_rows(log)
+        log.take_over()
+        self._follow_rows(log)
+        recovered = apply_journal(self._checkpoint.read()[0], self._overlay.indexes)
+        if not recovered.clean_stop:
+            # A row, because all copies must drop them. If transients are in the log, only its rows tell.
+            parts = encode_batch(Batch(0), RareChanges(drops_transients=True))
+            self._follow(b"".join(parts), self._writer.append_batch)
+        return recovered
+
+    def _follow_rows(self, log: Log) -> None:
+        journal = self._journal
+        for payload in log.rows_after(LogPosition(journal.last_frame_number, journal.last_digest)):
+            self._follow(payload, self._writer.append_row)
+            self._checkpointer.checkpoint_due_segments()
+
+    def _follow(self, payload: bytes, append: Callable[[list[bytes], int], tuple[int, int]]) -> None:
+        """Apply a row of the log. `append` appends it to the journal."""
+        changes = decode_changes(memoryview(payload))
+        if changes.rare is not None and changes.rare.drops_transients:
+            # Before the frame: the frame says that this was done.
+            self._writer.retry_without_ballast(self._checkpoint.drop_transients)
+            self._overlay.forget_removed_transients()
+        segment, offset = append([payload], changes.count)
+        with self._lock:
+            self._overlay.apply_changes(changes, segment, offset)
+        self._writer.append_empty_frames()
+        if changes.history:
+            self.follow_history(changes.history)
 
     def _remove_duplicates(self) -> None:
         overlay, checkpoint = self._overlay, self._checkpoint

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from truenext.errors import ConfigurationError, StoreInUseError
 
-OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
+OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history", "seed"})
 """Files that a broker makes in a data folder. An interrupted first start may leave some of these files. `new` is the
-name of the ballast while it is being made."""
+name of the ballast while it is being made, `seed` that of a checkpoint."""
+
+ASIDE = "aside-"
+"""Beginning of the name of a folder in which an earlier content of the data folder was kept."""
 
 IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
 """Other files that a data folder may have: the file system's own folder, the configuration file, git's placeholder."""
@@ -39,7 +42,7 @@ def check_no_foreign_files(path: Path) -> None:
     """
     if not path.is_dir():
         return
-    names = {each.name for each in path.iterdir()}
+    names = {each.name for each in path.iterdir() if not each.name.startswith(ASIDE)}
     foreign = sorted(names - OWN_FILES - IGNORED_FILES)
     # A folder with these three is a broker's, whatever other files were put into it.
     if not foreign or names >= {"lock", "journal", "lmdb"}:

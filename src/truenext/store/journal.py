@@ -9,6 +9,10 @@ segment, which is used again without a new allocation.
 
 A segment is a row of frames (frame.py) from its start. The bytes after the last frame are zeros, the rest of an
 unconfirmed frame after a crash, or old data of a reused file.
+
+The journal of a copy of a log (log.py) is durable only after `sync`, as the log has all its frames. So a crash may tear
+any frame after the last `sync`: such a journal ends with the frame before, and the rest comes from the log again. For
+its last frame the journal knows the digest of the log's row.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from threading import Lock
 from truenext.errors import StoreError
 from truenext.model.checksum import crc32
 from truenext.model.events import chunk_position
+from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.folder import allocate, clear, sync_folder, write
 from truenext.store.frame import (
     CHECKSUM,
@@ -34,6 +39,7 @@ from truenext.store.frame import (
     payload_at,
     size_for_first_frame,
 )
+from truenext.store.log import next_digest
 from truenext.store.store_errors import damage_error
 
 SEGMENT_BYTES = 32 * 1024 * 1024
@@ -60,15 +66,17 @@ class Journal:
     """Journal in one folder. One thread calls `append`; any thread may call `read_extents`. A segment must not be freed
     while one of its records is read."""
 
-    def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES, is_copy: bool = False) -> None:
         """Count the spare segments, and delete spare segments of another size. `salt` is any u32 that never changes for
-        this journal.
+        this journal. `is_copy` tells whether the folder is a copy of a log.
 
         Raises: OSError if the folder cannot be read
         """
         self._folder = folder
         self._salt = salt
         self._segment_bytes = segment_bytes
+        self._is_copy = is_copy
+        self._open_flags = os.O_RDWR | os.O_CLOEXEC | (0 if is_copy else os.O_DSYNC)
         self._files: dict[int, int] = {}
         """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
@@ -82,6 +90,10 @@ class Journal:
         self._last_frames: dict[int, int] = {}
         """Number of each segment's last frame. For a segment without frames, the number of the last frame before that
         segment."""
+        self.last_digest = b""
+        """Digest of the last frame's row; empty if the folder is no copy of a log."""
+        self._last_digests: dict[int, bytes] = {}
+        """Digests that belong to `_last_frames`."""
         self.newest_segment = 0
         """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
@@ -94,30 +106,35 @@ class Journal:
 
     # ---- Recovery ----
 
-    def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield segment, offset and payload of each frame after frame `after_number`, which is the last one of
-        `after_segment`. Segments up to `after_segment` become spare segments.
+    def replay(self, position: CheckpointPosition) -> Iterator[tuple[int, int, memoryview]]:
+        """Yield segment, offset and payload of each frame after the `position` of the checkpoint. Segments up to this
+        position become spare segments. In a copy of a log, segments after a torn frame are deleted.
 
         Read the iterator once, to its end. Then call `finish_replay`, if the frames are accepted.
 
         Raises: StoreError if a frame is damaged or a segment is missing; OSError if the disk fails
         """
-        self.last_frame_number = after_number
+        after_segment = position.segment
+        self.last_frame_number, self.last_digest = position.frame, position.digest
         self.newest_segment = after_segment
         paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
         # The newest segment is never freed.
-        if after_segment and max(paths, default=0) <= after_segment:
+        if after_segment and max(paths, default=0) <= after_segment and not self._is_copy:
             raise self._damage(f"segment {after_segment + 1:016x} is missing")
         for segment in [segment for segment in paths if segment <= after_segment]:
             self._make_spare(paths.pop(segment))
         for segment, path in paths.items():
+            if self._is_copy and not self._continues(segment, path):
+                path.unlink()
+                continue
             if segment != self.newest_segment + 1:
                 raise self._damage(f"segment {self.newest_segment + 1:016x} is missing")
-            self._files[segment] = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+            self._files[segment] = os.open(path, self._open_flags)
             self._sizes[segment] = os.fstat(self._files[segment]).st_size
             self.newest_segment = segment
             yield from self._replay_segment(segment)
             self._last_frames[segment] = self.last_frame_number
+            self._last_digests[segment] = self.last_digest
 
     def finish_replay(self) -> None:
         """Accept the replayed frames: make them durable, and clear the bytes after them. Frames can be appended after
@@ -129,9 +146,17 @@ class Journal:
             self._rewrite_last()
             self._clear_tail()
 
+    def _continues(self, segment: int, path: Path) -> bool:
+        """Return whether the first frame of a segment follows the last frame that was replayed."""
+        if segment != self.newest_segment + 1:
+            return False
+        with path.open("rb") as file:
+            return bool(size_for_first_frame(memoryview(file.read(FRAME.size)), segment, self.last_frame_number + 1))
+
     def _replay_segment(self, segment: int) -> Iterator[tuple[int, int, memoryview]]:
         size = self._sizes[segment]
-        self._check_size(segment, self._segment_bytes)
+        if not self._is_copy:
+            self._check_size(segment, self._segment_bytes)
         buffer = _read_all(self._files[segment], size)
         content = memoryview(buffer)
         offset = 0
@@ -139,10 +164,14 @@ class Journal:
         while (payload := payload_at(content, offset, segment, self.last_frame_number + 1, self._salt)) is not None:
             self.last_frame_number += 1
             self._last_start = offset
+            if self.last_digest:
+                self.last_digest = next_digest(self.last_digest, (payload,))
             yield segment, offset + FRAME.size, payload
             offset += FRAME.size + len(payload)
         self._end = offset
         self._size = size
+        if self._is_copy:
+            return
         self._check_nothing_after(buffer, segment, offset)
         if has_flipped_bit(content, offset, segment, self.last_frame_number + 1, self._salt):
             raise self._damage(
@@ -215,13 +244,18 @@ class Journal:
         frame before the segment."""
         return self._last_frames[segment]
 
+    def last_digest_in(self, segment: int) -> bytes:
+        """Return the digest that belongs to `last_frame`; empty if the folder is no copy of a log."""
+        return self._last_digests[segment]
+
     def fits(self, size: int) -> bool:
         """Return whether the newest segment has space for a payload of `size` bytes."""
         return self._end + FRAME.size + size <= self._size
 
-    def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
-        """Append a payload, and return its segment and offset. On return the payload is durable. The payload consists
-        of `parts`, which have `size` bytes together. If the payload does not fit, call `start_segment` first.
+    def append(self, parts: list[bytes], size: int, digest: bytes = b"") -> tuple[int, int]:
+        """Append a payload, and return its segment and offset. On return the payload is durable, unless the folder is a
+        copy of a log; then `digest` is that of the log's row. The payload consists of `parts`, which have `size` bytes
+        together. If the payload does not fit, call `start_segment` first.
 
         Raises: OSError if the disk fails; after that nothing may be appended
         """
@@ -241,6 +275,7 @@ class Journal:
                 write(file, block, at)
                 at += len(block)
         self.last_frame_number = self._last_frames[segment] = number
+        self.last_digest = self._last_digests[segment] = digest
         self._end = offset + FRAME.size + size
         return segment, offset + FRAME.size
 
@@ -260,12 +295,22 @@ class Journal:
                 spare.rename(path)
                 self._spare_count -= 1
         sync_folder(self._folder)
-        file = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
+        file = os.open(path, self._open_flags)
         self._files[segment] = file
         self._last_frames[segment] = self.last_frame_number
+        self._last_digests[segment] = self.last_digest
         self.newest_segment = segment
         self._end = 0
         self._size = self._sizes[segment] = os.fstat(file).st_size
+
+    def sync(self) -> None:
+        """Make all frames durable. Another thread may append meanwhile. To be called by the thread that calls `free`.
+
+        Raises: OSError if the disk fails
+        """
+        if self._is_copy:
+            for file in list(self._files.values()):
+                os.fdatasync(file)
 
     def allocate_spare(self) -> None:
         """Allocate a spare segment if there is none. Another thread may append meanwhile.
@@ -312,7 +357,7 @@ class Journal:
         Raises: OSError if the disk fails
         """
         os.close(self._files.pop(segment))
-        del self._last_frames[segment], self._sizes[segment]
+        del self._last_frames[segment], self._last_digests[segment], self._sizes[segment]
         with self._spares_lock:
             self._make_spare(self._path(segment))
 

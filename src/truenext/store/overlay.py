@@ -277,6 +277,13 @@ class Overlay:
             chunk.live_count for index in self.indexes if index.segment == segment for chunk in index.chunks.values()
         )
 
+    def forget_removed_transients(self) -> None:
+        """Forget which transient messages the journal has removed from the checkpoint, as it drops them all."""
+        for index in self.indexes:
+            deleted = list(islice(index.removed.values(), index.deleted_count))
+            index.deleted_count = deleted.count(False)
+            index.removed = {key: False for key, is_transient in index.removed.items() if not is_transient}
+
     def counts(self) -> dict[bytes, int]:
         """Return the number of messages in the journal, by lane key."""
         return {key: sum(chunk.live_count for chunk in lane.chunks) for key, lane in self._lanes.items()}

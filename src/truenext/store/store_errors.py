@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lmdb
 
-from truenext.errors import StoreError
+from truenext.errors import ConfigurationError, StoreError
 
 STORAGE_ERRORS = (lmdb.Error, OSError, struct.error, ValueError)
 """Errors that `store_error` can translate."""
@@ -76,6 +76,10 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
     )
 
 
+class DamagedFolderError(StoreError):
+    """A data folder is damaged."""
+
+
 @contextmanager
 def translated_errors(action: str, data: Path) -> Iterator[None]:
     """Return a context manager that raises errors of STORAGE_ERRORS as StoreError. The text begins with "cannot" and
@@ -100,10 +104,14 @@ def _permission_advice(path: Path) -> str:
 
 def damage_error(part: str, problem: str, data: Path) -> StoreError:
     """Make the error for a damaged `part` of the store in the folder `data`."""
-    return StoreError(
+    return DamagedFolderError(
         f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a copy. "
         f"{repair_advice(str(data))}"
     )
+
+
+def no_data_folder_error(data: Path) -> StoreError:
+    return StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
 
 
 def empty_folder_error(data: Path) -> StoreError:
@@ -117,6 +125,20 @@ def format_error(data: Path, found: int, expected: int) -> StoreError:
     return StoreError(
         f"the store in {data} has format {found}; this truenext reads format {expected}: use the version that wrote "
         "it, or name another data folder"
+    )
+
+
+def copy_error(data: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{data} is a copy of a log in a database: name the database, too (--store), or make it an ordinary folder "
+        f"(`truenext store detach {data}`)"
+    )
+
+
+def no_copy_error(data: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{data} has messages of its own, and is no copy of a log in a database: name another folder, or take its "
+        f"messages into a new log (`truenext store init URL --schema NAME --from {data}`)"
     )
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from truenext.model.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, TIMER_SIZE
 from truenext.store.checkpoint_format import (
+    COPY_FORMAT,
     DATA_FILE,
     DATABASES,
     FORMAT,
@@ -123,8 +124,10 @@ class SalvagedCheckpoint:
                     values[name] = database_values | values[name]
         meta = values[b"meta"]
         version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
-        if version != FORMAT_VERSION:
+        if version not in (FORMAT_VERSION, COPY_FORMAT):
             raise format_error(self._data, version, FORMAT_VERSION)
+        self.is_copy = version == COPY_FORMAT
+        """True if the folder is a copy of a log."""
         for name in META_KEYS:
             if name not in meta:
                 self._report(f"{name.decode()} is missing in meta")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, NO_MARK
 from truenext.model.record import (
     CONTENTS_LANE_KEY,
@@ -41,7 +40,7 @@ from truenext.store.salvage.damage import (
 )
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.store_errors import translated_errors
+from truenext.store.store_errors import no_data_folder_error, translated_errors
 
 _ANY_SEGMENT = 1 << 63
 
@@ -59,7 +58,7 @@ def open_salvage(
     Raises: StoreInUseError if a broker uses the folder; StoreError if it is no data folder, is empty, or cannot be read
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
-        raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
+        raise no_data_folder_error(data)
     with translated_errors(f"read the store in {data}", data), ExitStack() as resources:
         try:
             resources.callback(os.close, folder.lock(data))
@@ -91,6 +90,8 @@ class Salvage:
         """Contents and references found among the messages read so far."""
         self.highest_sequence = 0
         """Highest sequence among the messages read so far."""
+        self.last_history = b""
+        """Last history chunk in the journal; empty if it has none."""
         self.unnamed_queues: set[int] = set()
         """Numbers of queues that have messages, and whose names are lost."""
         with ExitStack() as files:
@@ -123,6 +124,7 @@ class Salvage:
             position, checkpoint.salt, checkpoint.segment_bytes, last_history_chunk
         ):
             overlay.apply_changes(changes, segment, offset)
+            self.last_history = changes.history or self.last_history
         return overlay
 
     def timers(self) -> Iterator[bytes]:
