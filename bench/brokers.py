@@ -51,7 +51,7 @@ _CONFIGURATION = """\
       </policyMap>
     </destinationPolicy>
     <persistenceAdapter>
-      <kahaDB directory="{base}/data/kahadb"/>
+      {store}
     </persistenceAdapter>
     <systemUsage>
       <systemUsage>
@@ -64,6 +64,7 @@ _CONFIGURATION = """\
       <transportConnector name="bench" uri="{scheme}://127.0.0.1:{port}"/>
     </transportConnectors>
   </broker>
+  {beans}
 </beans>
 """
 
@@ -331,6 +332,11 @@ class ActiveMQ(Broker):
 
     name = "ActiveMQ"
     scheme = "stomp"
+    store = '<kahaDB directory="{base}/data/kahadb"/>'
+    """Store, in the language of ActiveMQ's configuration; `{base}` is the broker's folder."""
+    beans = ""
+    """Objects that the store needs."""
+    libraries: tuple[Path, ...] = ()
 
     def prepare(self, folder: Path) -> list[str]:
         java, home = _java(), activemq_home()
@@ -340,7 +346,12 @@ class ActiveMQ(Broker):
             (folder / part).mkdir()
         self._chosen_port = free_port()
         configuration = folder / "conf" / "activemq.xml"
-        configuration.write_text(_CONFIGURATION.format(base=folder, scheme=self.scheme, port=self._chosen_port))
+        store = self.store.format(base=folder)
+        configuration.write_text(
+            _CONFIGURATION.format(
+                base=folder, scheme=self.scheme, port=self._chosen_port, store=store, beans=self.beans
+            )
+        )
         (folder / "conf" / "log4j.properties").write_text(_LOGGING)
         paths = {"home": home, "base": folder, "conf": folder / "conf", "data": folder / "data"}
         return [
@@ -351,7 +362,7 @@ class ActiveMQ(Broker):
             f"-Djava.io.tmpdir={folder / 'tmp'}",
             *(part for package in _OPENED for part in ("--add-opens", f"{package}=ALL-UNNAMED")),
             *(f"-Dactivemq.{key}={path}" for key, path in paths.items()),
-            f"-Dactivemq.classpath={folder / 'conf'}",
+            f"-Dactivemq.classpath={os.pathsep.join(map(str, (folder / 'conf', *self.libraries)))}",
             *("-jar", str(home / "bin" / "activemq.jar"), "start", f"xbean:file:{configuration}"),
         ]
 

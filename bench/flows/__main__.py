@@ -32,11 +32,11 @@ from bench.brokers import Truenext
 from bench.flows import bare, before, costs, delayed, drain, failures, inbox, interactive, keyed, once, shop, sql
 from bench.flows.databases import Measure, Run, in_postgresql, in_sqlite
 from bench.flows.pairs import Side, compare, hired, truenext_side
-from bench.flows.postgresql import no_postgresql_reason
 from bench.flows.work import CONCURRENCY, Order, Sizes
 from bench.foreign import RabbitMQ, no_rabbitmq_reason
 from bench.options import positive
 from bench.options import sizes as sizes_of
+from bench.postgresql_server import no_postgresql_reason
 from bench.progress import guarded, print_line
 from bench.workers import end_in_order
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.brokers import Truenext
-from bench.flows.postgresql import Postgresql
 from bench.flows.work import Sizes
+from bench.postgresql_server import Postgresql
 from bench.progress import print_line
 
 Measure = Callable[[Truenext, str, Path, Sizes], None]

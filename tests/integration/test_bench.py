@@ -52,6 +52,23 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             r"[\s\S]*\n(without users: |users, persistent, commit per 100: )"
             r"[\s\S]*\ndecoding: [\s\S]*\nidle: 20 connections of [\s\S]*\ntopics: 300 messages to 10 consumers",
         ),
+        (
+            (
+                "bench.postgresql",
+                "--messages",
+                "300",
+                "--runs",
+                "1",
+                "--warmup",
+                "0",
+                "--open",
+                "1",
+                "--waiting",
+                "2000",
+            ),
+            r"\nbatches of 1,000: .*\n[\s\S]*32 producers, each one at a time: .* on its own disk: \d"
+            r"[\s\S]*\nmemory: RssAnon ",
+        ),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
         (("bench.many", "--only", "names", "--count", "500"), r"500 names used once each, .* MiB of disk in the end"),
         (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),
