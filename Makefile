@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill asan crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log asan crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -115,14 +115,14 @@ test-spark: .venv/spark
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py
 
-search: .venv/spark ## Every order of steps of two protocols, with more that goes wrong than in make test: exactly-once processing (minutes), and the sink of Spark (an hour)
-	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py
+search: .venv/spark ## Every order of steps of three protocols, with more that goes wrong than in make test: exactly-once processing and a log in PostgreSQL (minutes), and the sink of Spark (an hour)
+	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py
 	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/integration/test_planted_log_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
@@ -153,6 +153,10 @@ kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 w
 	TRUENEXT_FLOW_KILLS=$${KILLS:-25} TRUENEXT_KILLED_FLOWS=$${FLOWS:-2300} TRUENEXT_DRAW=all $(PYTEST) -s -k "although_processes_are_killed" tests/stages/test_failing_flows.py tests/stages/test_kept_replies_under_kills.py
 	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
+kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 200 brokers that are stopped in an append and taken over (FENCES=n), and a cut, a silence and a delay at each message between broker and PostgreSQL
+	TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
+	TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
+
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
 	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
@@ -176,6 +180,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.flows
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.openwire
+	$(BIN)/python -m bench.postgresql
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps

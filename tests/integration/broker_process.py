@@ -222,9 +222,20 @@ class BrokerProcess:
         """Suspend the process of the broker for the duration of the block."""
         self._running().send_signal(signal.SIGSTOP)
         try:
+            self._await_stop()
             yield
         finally:
             self._running().send_signal(signal.SIGCONT)
+
+    def _await_stop(self) -> None:
+        """Wait until all threads are suspended. One of them gets the signal, and others go on until it has run."""
+        if sys.platform != "linux":
+            return
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        threads = Path(f"/proc/{self.pid}/task")
+        while any(_state(thread) != "T" for thread in threads.iterdir()):
+            assert time.monotonic() < deadline, "the broker does not stop"
+            time.sleep(0.001)
 
     # ---- Clients ----
 
@@ -405,3 +416,8 @@ class BrokerProcess:
                 return output.decode().strip()
             assert time.monotonic() < deadline, f"broker said only {output!r}, log:\n{self.log}"
             time.sleep(0.002)
+
+
+def _state(thread: Path) -> str:
+    """Return the state of a thread, as a letter, by its folder in /proc. Its name may have any character but NUL."""
+    return (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -24,9 +24,12 @@ LOADED = [
     "sqlalchemy.ext.asyncio",
     "tests.integration.forked",
     "tests.integration.held_disk",
+    "tests.integration.log_process",
     "truenext.cli.serve",
     "truenext.cli.stages.run",
     "truenext.stage.sql",
+    "truenext.store.postgresql.check",
+    "truenext.store.postgresql.log",
     "tests.integration.frozen_heap",
 ]
 """Modules that are loaded once for each process of tests."""

@@ -26,6 +26,7 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import PAGE_BYTES
 from truenext.store import folder as store_folder
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.log import Log
 from truenext.store.store import Page
 
 SEGMENT_BYTES_OF_SMALL_DISK = 1024 * 1024
@@ -36,13 +37,14 @@ class HeldStore(EmbeddedStore):
     folder: Path
     """Folder of the files that control the store."""
 
-    def __init__(self, path: Path, *, disk_limit: int | None) -> None:
+    def __init__(self, path: Path, *, disk_limit: int | None, log: Log | None) -> None:
         limit = self.folder / "limit"
         is_small = limit.exists() or (self.folder / "size").exists()
         super().__init__(
             path,
             disk_limit=int(limit.read_text()) if limit.exists() else disk_limit,
             segment_bytes=SEGMENT_BYTES_OF_SMALL_DISK if is_small else 64 * 1024,
+            log=log,
             segments_max=SEGMENTS_MAX,
         )
 

@@ -216,12 +216,15 @@ def test_reload_of_settings_that_need_a_restart_is_refused_and_changes_nothing(
     own_broker: BrokerProcess, file: Path
 ) -> None:
     file.write_text(
-        '[broker]\nmemory_limit = "512MiB"\nlog_level = "debug"\nhistory = false\n[policy]\nattempts_max = 1\n'
+        '[broker]\nmemory_limit = "512MiB"\nlog_level = "debug"\nhistory = false\nschema = "main"\n'
+        "[policy]\nattempts_max = 1\n"
     )
     ended = reload(own_broker)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
         "truenext: nothing was changed:\n"
+        'broker.schema cannot change from nothing to "main" while the broker runs: the messages stay where they are '
+        "stored; restart the broker\n"
         'broker.memory_limit cannot change from "256MiB" to "512MiB" while the broker runs: this setting is fixed '
         "when the broker starts; restart the broker\n"
         "broker.history cannot change from true to false while the broker runs: a run of the broker has a "
@@ -346,6 +349,29 @@ def test_check_names_options_that_the_command_line_still_needs(file: Path) -> No
     assert [line.split("`")[1] for line in ended.stdout.splitlines() if line.startswith("note: ")] == [
         "truenext serve"
     ] * 2
+
+
+def test_check_refuses_a_store_without_its_limit(file: Path) -> None:
+    content = '[broker]\ndata = "d"\nstore = "postgresql:///truenext"\nschema = "main"\n'
+    file.write_text(content)
+    ended = truenext("config", "check", file)
+    assert ended.returncode == 1
+    assert ended.stdout == (
+        f"{file}: [broker] store needs database_limit, too\n"
+        f"{file} has 1 fault; no broker starts with it or reloads it.\n"
+    )
+    file.write_text(content + 'database_limit = "2GiB"\n')
+    assert truenext("config", "check", file).stdout == f"{file} has no faults.\n"
+
+
+def test_check_notes_a_schema_without_the_store_that_the_command_line_must_name(file: Path) -> None:
+    file.write_text('[broker]\ndata = "d"\nschema = "main"\n')
+    ended = truenext("config", "check", file)
+    assert ended.returncode == 0
+    assert ended.stdout == (
+        "note: `truenext serve` refuses this file without more options: --schema is for a broker with --store.\n"
+        f"{file} has no faults.\n"
+    )
 
 
 def test_check_reports_all_faults_of_a_file(file: Path) -> None:

@@ -13,6 +13,7 @@ OF_EXTRAS = (
     "truenext.spark.",
     "truenext.stage.interceptors.tracing",
     "truenext.stage.sql.",
+    "truenext.store.postgresql.",
 )
 
 
@@ -34,6 +35,23 @@ def test_modules_without_extras_are_imported(python: str) -> None:
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
     done = run(python, program, *needing_none)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve --data {folder}/data --store postgresql:///truenext --schema main --database-limit 2GiB",
+        "store init postgresql:///truenext --schema main",
+        "store check postgresql:///truenext --schema main",
+    ],
+)
+def test_command_without_psycopg_says_in_one_line_what_to_install(python: str, tmp_path: Path, command: str) -> None:
+    words = command.format(folder=tmp_path).split()
+    done = run(python, "from truenext.cli.main import main; main()", *words)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("truenext: ") and "pip install 'truenext[postgresql-store]'" in line
+    assert (done.returncode, done.stdout) == (2, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("command", "status"), [("history export", 1), ("audit", 2), ("record --out", 2)])

@@ -19,8 +19,8 @@ from truenext.store.journal import SPARES_MAX
 from truenext.wire.stomp.frame import Frame
 
 FULL = (
-    "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: "
-    "--memory-limit): free disk space, or try again when messages were consumed"
+    "the broker's disk is as full as it may be (its reserve of free space, --disk-limit or --database-limit is "
+    "reached; with --memory: --memory-limit): free disk space, or try again when messages were consumed"
 )
 ADVICE = (
     "; or use a transaction that first acknowledges messages, of at least as many bytes as it sends "

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from truenext.cli import terminal
+from truenext.broker.settings import BrokerSettings, Durability
+from truenext.cli import logs, serve_command, terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
@@ -25,10 +27,12 @@ from truenext.cli.values import (
     DATABASE_URL,
     LISTENER_URL,
     QUERY_ID,
+    SCHEMA,
     SELECTOR,
     SERVER_NAME,
     SERVICE,
     SPARK_MASTER,
+    STORE_URL,
     TEXT,
     URL,
     BodyParam,
@@ -44,6 +48,14 @@ from truenext.cli.values import (
     TimeParam,
 )
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
+from truenext.errors import (
+    ConfigurationError,
+    HistoryError,
+    StoreError,
+    StoreFencedError,
+    StoreForgottenError,
+    TruenextError,
+)
 from truenext.model.url import DEFAULT_URL
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
@@ -52,6 +64,8 @@ NO_UTF_8 = os.fsdecode(b"a\xff")
 NO_NUMBERS = ["", "x", "nan", "inf", "-inf", "1e10", "\x1b[31m1", "1 2", NO_UTF_8]
 NO_TEXTS = ["", "a\x1b[31m", "a\n", NO_UTF_8]
 LONG = "x" * 100_000
+SECRET = "s3cret"
+WITH_PASSWORD = f"postgresql://me:{SECRET}@db.example/truenext"
 NO_BROKER_URL = "stomp://127.0.0.1:1"
 
 
@@ -95,6 +109,8 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     SPARK_MASTER: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
     SERVICE: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
+    STORE_URL: lambda kind: [*NO_TEXTS, LONG, "data", "mysql:///shop", WITH_PASSWORD, "postgresql://h/?password=p"],
+    SCHEMA: lambda kind: [*NO_TEXTS, LONG, "Main", "2", "pg_x", "a-b", "a" * 64],
     DATABASE_URL: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     NAME: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
     PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*", "topic://q"],
@@ -114,6 +130,8 @@ SENSE: dict[object, str] = {
     BodyParam: "b",
     click.Choice: "mix",
     NAME: "shop",
+    STORE_URL: "postgresql:///truenext",
+    SCHEMA: "main",
     PATTERN: "q",
     EnumParam: "send",
 }
@@ -249,6 +267,9 @@ def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(wor
     assert check_usage_error(CliRunner().invoke(main, words, prog_name="truenext")) == f"truenext: {expected}\n"
 
 
+IN_POSTGRESQL = ["--store", "postgresql:///truenext", "--schema", "main", "--database-limit", "2GiB"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -260,6 +281,13 @@ def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(wor
         ["serve", "--memory", "--disk-limit", "10GiB"],
         ["serve", "--memory", "--history"],
         ["serve", "--memory", "--data", "somewhere"],
+        ["serve", "--memory", *IN_POSTGRESQL],
+        ["serve", "--data", "somewhere", "--schema", "main"],
+        ["serve", "--data", "somewhere", "--database-limit", "2GiB"],
+        ["serve", "--data", "somewhere", "--take-over"],
+        ["serve", *IN_POSTGRESQL],
+        ["serve", "--data", "somewhere", *IN_POSTGRESQL[:4]],
+        ["serve", "--data", "somewhere", *IN_POSTGRESQL[:2], *IN_POSTGRESQL[4:]],
         ["record", "--out", "somewhere", "--seed", "1"],
         ["record", "--out", "somewhere", "--seed", "1", "--case", "alternation"],
     ],
@@ -271,6 +299,93 @@ def test_options_that_contradict_one_another_are_refused(
     monkeypatch.chdir(tmp_path)
     check_usage_error(CliRunner().invoke(main, words))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreFencedError("another broker has taken over"), 3),
+        (StoreForgottenError("rows are lost"), 4),
+        (StoreError("the disk fails"), 1),
+        (HistoryError("the disk fails"), 1),
+        (ConfigurationError("another broker is active"), 2),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_broker_that_fails_exits_with_the_status_of_its_error(
+    error: TruenextError, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_command, "run_broker", mock.Mock(side_effect=error))
+    monkeypatch.setattr(logs, "configure_logging", mock.Mock())
+    done = CliRunner().invoke(main, ["serve", "--memory"])
+    assert (done.exit_code, done.output) == (status, f"truenext: {error}\n")
+
+
+def test_options_of_a_broker_with_postgresql_are_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_broker = mock.Mock()
+    monkeypatch.setattr(serve_command, "run_broker", run_broker)
+    monkeypatch.setattr(logs, "configure_logging", mock.Mock())
+    words = ["serve", "--data", str(tmp_path), *IN_POSTGRESQL]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert CliRunner().invoke(main, [*words, "--durability", "local", "--take-over"]).exit_code == 0
+    settings = BrokerSettings(data=tmp_path, store="postgresql:///truenext", schema="main", database_limit=2 << 30)
+    (first, second) = run_broker.call_args_list
+    assert (first.args[0].broker, first.kwargs) == (settings, {"take_over": False})
+    assert second.args[0].broker == replace(settings, durability=Durability.LOCAL)
+    assert second.kwargs == {"take_over": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["serve", "--data", "somewhere", "--store", WITH_PASSWORD], "must have no password"),
+        (["store", "init", WITH_PASSWORD, "--schema", "main"], "must have no password"),
+        (["store", "check", WITH_PASSWORD, "--schema", "main"], "must have no password"),
+        (["store", "check", f"mysql://me:{SECRET}@db.example/truenext"], "must begin with postgresql://"),
+        (["store", "check", f"postgresql://db.example/truenext?password={SECRET}"], "must have no password"),
+    ],
+    ids=str,
+)
+def test_a_password_in_a_url_of_a_database_is_refused_and_not_shown(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = check_usage_error(CliRunner().invoke(main, words))
+    assert reason in message
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["somewhere", "--schema", "main"], "--schema is for a database"),
+        (["postgresql:///truenext"], "name the broker's with --schema NAME"),
+    ],
+    ids=str,
+)
+def test_check_of_a_store_needs_a_schema_for_a_database_and_none_for_a_folder(words: list[str], reason: str) -> None:
+    assert reason in check_usage_error(CliRunner().invoke(main, ["store", "check", *words]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "postgresql:///messages", "new"],
+        ["export", WITH_PASSWORD, "new"],
+        ["detach", "postgresql:///messages"],
+    ],
+    ids=str,
+)
+def test_database_in_place_of_a_data_folder_is_refused_with_the_way_into_a_folder(words: list[str]) -> None:
+    message = check_usage_error(CliRunner().invoke(main, ["store", *words]))
+    assert "a database is no data folder: start a broker with --store and a new folder" in message
+    assert SECRET not in message
+    assert not Path("new").exists()
+
+
+def test_detach_of_a_missing_folder_says_that_there_is_none() -> None:
+    message = check_usage_error(CliRunner().invoke(main, ["store", "detach", "nowhere"]))
+    assert "'nowhere' does not exist" in message
 
 
 def test_help_names_all_options_and_exits_0() -> None:

@@ -41,6 +41,9 @@ def faults(file: Path, text: str | bytes) -> list[str]:
     return [fault.removeprefix(f"{file}: ") for fault in raised.value.faults]
 
 
+IN_POSTGRESQL = 'store = "postgresql://db.example/truenext"\nschema = "main"\ndatabase_limit = "9GiB"'
+
+
 # ---- What it says ----
 
 
@@ -130,9 +133,11 @@ def test_options_go_before_the_file(file: Path) -> None:
 def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(file: Path) -> None:
     on_disk = read(file, "[broker]\nmemory = true", broker={"data": Path("d")}).broker
     assert (on_disk.data, on_disk.memory) == (Path("d"), False)
-    content = '[broker]\ndata = "d"\ndisk_limit = "9GiB"\nhistory = true'
+    content = '[broker]\ndata = "d"\ndisk_limit = "9GiB"\nhistory = true\n' + IN_POSTGRESQL
     in_memory = read(file, content, broker={"memory": True}).broker
-    assert (in_memory.data, in_memory.memory, in_memory.disk_limit) == (None, True, None)
+    assert in_memory == BrokerSettings(memory=True)
+    in_postgresql = read(file, f"[broker]\n{IN_POSTGRESQL}", broker={"data": Path("d")}).broker
+    assert (in_postgresql.data, in_postgresql.schema) == (Path("d"), "main")
 
 
 # ---- What is wrong ----
@@ -211,6 +216,43 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
                 "[broker] disk_limit cannot be set with memory = true, which stores nothing on disk",
                 "[broker] history cannot be set with memory = true, which stores nothing on disk",
             ],
+        ),
+        (
+            f"[broker]\nmemory = true\n{IN_POSTGRESQL}",
+            [
+                "[broker] store cannot be set with memory = true, which stores nothing on disk",
+                "[broker] schema cannot be set with memory = true, which stores nothing on disk",
+                "[broker] database_limit cannot be set with memory = true, which stores nothing on disk",
+            ],
+        ),
+        (
+            '[broker]\nstore = "mysql://db.example/main"',
+            ["[broker] store must begin with postgresql:// or postgres://"],
+        ),
+        (
+            '[broker]\nstore = "postgresql:///main"',
+            ["[broker] store needs schema, too", "[broker] store needs database_limit, too"],
+        ),
+        (
+            '[broker]\nstore = "postgresql://me:s3cret@db.example/main"',
+            [
+                "[broker] store must have no password: put the password into a passfile (~/.pgpass, or the file that "
+                "PGPASSFILE names) or into a service file"
+            ],
+        ),
+        (
+            '[broker]\nschema = "Main"',
+            ["[broker] schema must have 1 to 63 characters: a to z, 0 to 9 and _, no digit first"],
+        ),
+        ('[broker]\ndurability = "sync"', ['[broker] durability must be "replicated" or "local", not "sync"']),
+        ('[broker]\ndatabase_limit = "1MiB"', ["[broker] database_limit must be at least 1GiB, not 1MiB"]),
+        (
+            '[broker]\ndatabase_limit = "none"',
+            ['[broker] database_limit must be a number of bytes, such as "64MiB" or 65536, not "none"'],
+        ),
+        (
+            "[broker]\ndatabase_patience_ms = 100",
+            ["[broker] database_patience_ms must be 5,000 to 3,600,000 milliseconds, not 100"],
         ),
         ('[policy."a..b"]', ['[policy."a..b"] is not a pattern of queue names: it has an empty word']),
         ('[policy.""]', ['[policy.""] is not a pattern of queue names: it has an empty word']),
@@ -360,6 +402,10 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
     if kind is int:
         least, most = (None if end is None else int(end) for end in (setting.least, setting.most))
         strategy = st.integers(least, most if most is not None else 1 << 62)
+    elif setting.name == "store":
+        strategy = st.sampled_from(["postgresql://db.example/main", "postgres:///main?host=/run"])
+    elif setting.name == "schema":
+        strategy = st.from_regex("[a-oq-z_][a-z0-9_]{0,62}", fullmatch=True)
     else:
         assert kind in (float, str), f"{setting.name}: say here how to make a {kind}"
         strategy = st.floats(setting.least, setting.most) if kind is float else st.text("ab.", min_size=1)
@@ -377,9 +423,13 @@ PATTERNS = st.builds(
 )
 
 
+ON_DISK = {"data", "disk_limit", "store", "schema", "database_limit"}
+
+
 def is_possible(of_broker: dict[str, Any]) -> bool:
-    kept_on_disk = {"data", "disk_limit"} & of_broker.keys() or of_broker.get("history")
-    return not of_broker.get("memory") or not kept_on_disk
+    kept_on_disk = ON_DISK & of_broker.keys() or of_broker.get("history")
+    is_complete = not of_broker.get("store") or {"schema", "database_limit"} <= of_broker.keys()
+    return is_complete and (not of_broker.get("memory") or not kept_on_disk)
 
 
 def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -35,6 +36,9 @@ from truenext.model.destination import parse_address
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
+from truenext.store.log import Awaited, Log, LogStatus, Wait
+from truenext.store.memory import MemoryStore
+from truenext.store.store import Store
 
 MANY = 2345
 
@@ -48,6 +52,8 @@ class ReportDriver:
         self.engine.store_results.on_committed(batch)
         self.session = self.engine.commands.connect("s")
         self.audit = StuckQueueDetector()
+        self.store: Store = MemoryStore()
+        self.log: Log | None = None
 
     def send(self, queue: str) -> None:
         self.send_to(f"/queue/{queue}")
@@ -64,7 +70,8 @@ class ReportDriver:
 
     def start_request(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
-        return QUERIES[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}, None))
+        context = QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, None)
+        return QUERIES[verb](context)
 
     @staticmethod
     def caller(session: ConnectionState) -> ClientInfo:
@@ -494,3 +501,31 @@ def test_connection_that_has_not_read_its_answer_after_a_minute_is_blocking_othe
         assert queue.requests.find_blocking(second, received.__getitem__) is None
         received[slow] += SMALL_ANSWER_BYTES
     assert queue.requests.find_blocking(ANSWER_SECONDS_MAX, received.__getitem__) is slow
+
+
+def test_status_has_the_log_of_a_broker_that_has_one() -> None:
+    driver = ReportDriver()
+    assert "log" not in driver.answer("status")
+    status = LogStatus(server="db1:5432", epoch=3, number=1000, position=900, is_replicated=True)
+    driver.log = mock.Mock(spec=Log, status=status)
+    assert driver.answer("status")["log"] == {
+        "server": "db1:5432",
+        "epoch": 3,
+        "number": 1000,
+        "position": 900,
+        "replicated": True,
+        "awaited": None,
+        "waiting_since_ms": None,
+    }
+    # As of now, not as of the start of the broker.
+    driver.log.status = replace(status, number=1001, wait=Wait(Awaited.STANDBY, 1_790_000_000_000))
+    found = driver.answer("status")["log"]
+    assert found["number"] == 1001
+    assert (found["awaited"], found["waiting_since_ms"]) == ("standby", 1_790_000_000_000)
+
+
+def test_status_has_the_sizes_of_the_store_as_of_now() -> None:
+    driver = ReportDriver()
+    for used in (1, 2):
+        driver.store = mock.Mock(spec=Store, disk_level_bytes={"database_used": used, "database_limit": 9})
+        assert driver.answer("status")["disk_bytes"] == {"database_used": used, "database_limit": 9}

@@ -51,6 +51,7 @@ _ANSWERS: dict[str, tuple[type[Struct], ...]] = {
         control_answers.SubscriptionCounts,
         control_answers.TemporaryReport,
         control_answers.TemporaryQueueReport,
+        control_answers.LogReport,
     ),
 }
 """Structs of the answers to queries, by verb: the answer, and the structs in it."""

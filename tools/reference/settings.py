@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 
 from tools.reference.markdown import joined, wrapped
 from truenext.broker.config import describe_range, format_value
@@ -31,7 +30,7 @@ memory_limit = "64MiB"
 **Sizes** are texts with a unit (`"64MiB"`, `"50KB"`, `"1.5 GB"`) or plain numbers of bytes. `"none"` means no limit.
 A setting that the file does not name has its default. [operations.md](../operations.md) describes patterns, options of
 the command line that take precedence, checks of the file, and reloads. [security.md](../security.md) describes users
-and TLS.
+and TLS, [postgresql.md](../postgresql.md) messages in PostgreSQL.
 
 This page is made from the code: `make reference`.
 """
@@ -58,7 +57,7 @@ def _parts() -> Iterator[str]:
 
 
 def _default(setting: Setting) -> str:
-    if setting.kind is Path:
+    if setting.default is None and setting.none is NO_NONE_VALUE:
         return "**Not set** by default."
     return f"**Default `{format_value(setting, setting.default)}`.**"
 

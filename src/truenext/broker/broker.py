@@ -51,6 +51,7 @@ from truenext.model.commands import Command
 from truenext.model.limits import LAZY_COMMIT_SECONDS
 from truenext.model.policy import Policies
 from truenext.model.selector import prepare_compiler
+from truenext.store.log import Log
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,16 @@ class Broker:
         history: HistoryWriter | None = None,
         write_time: WriteTimeEstimate | None = None,
         users: Users | None = None,
+        log: Log | None = None,
     ) -> None:
         """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a monotonic clock. `write_time` is an
-        earlier estimate for this disk. Without `users` every client may do everything."""
+        earlier estimate for this disk. Without `users` every client may do everything. `log` is the log of which the
+        store is a copy."""
         self._engine = engine
         self._commands = engine.commands
         self._commit_state = engine.state.commit_state
         self._store = store
+        self._log = log
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -96,7 +100,13 @@ class Broker:
         """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
         estimate = write_time or WriteTimeEstimate()
         self.committer = Committer(
-            store, history, loop, estimate, on_committed=self._on_committed, on_failed=self._on_failed
+            store,
+            history,
+            loop,
+            estimate,
+            has_log=log is not None,
+            on_committed=self._on_committed,
+            on_failed=self._on_failed,
         )
         self.pager = Pager(
             engine, store, loop, tick=self._tick, schedule_turn=self._schedule_turn, on_failed=self._on_failed
@@ -149,7 +159,8 @@ class Broker:
                 self.pager,
                 lambda: self.reload(),
                 lambda session: self._peers[session].client_info,
-                self._store.disk_level_bytes,
+                self._store,
+                self._log,
             ),
             schedule_turn=self._schedule_turn,
         )
@@ -234,6 +245,8 @@ class Broker:
 
         Raises: StoreError if the store cannot be written.
         """
+        if self._log is not None:
+            self._log.begin_stop()
         self._engine.turn.stop()
         self._sliced_work.drop()
         self._execution.routing.drop()
@@ -376,6 +389,7 @@ class Broker:
     def _periodic_checks(self) -> None:
         self._tick()
         self.users.flush_log()
+        self._check_log()
         self._disk_level_log.update()
         if self._stuck_check.begin():
             self._sliced_work.add(self._engine.stretch_windows())
@@ -385,6 +399,12 @@ class Broker:
         end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
+
+    def _check_log(self) -> None:
+        """Stop if the log has failed. A broker without a write would not notice that another one has taken over, and
+        its consumers would wait for ever."""
+        if self._log is not None and self._log.failure is not None and not self._has_failed:
+            self._on_failed(self._log.failure)
 
     def _commit(self) -> None:
         """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later. The

@@ -17,6 +17,7 @@ from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
+from truenext.model.events import GAP_EVENTS, chunk_position
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.store import Store
 
@@ -29,11 +30,12 @@ class Committer:
         loop: AbstractEventLoop,
         write_time: WriteTimeEstimate,
         *,
+        has_log: bool = False,
         on_committed: Callable[[Batch], None],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
-        """`on_committed` and `on_failed` are called on the event loop. After `on_failed` no batch is written any
-        more."""
+        """`has_log` tells whether the store is a copy of a log. `on_committed` and `on_failed` are called on the event
+        loop. After `on_failed` no batch is written any more."""
         self._store = store
         self._history = history
         self._loop = loop
@@ -47,6 +49,9 @@ class Committer:
         self._finished_count = 0
         """Number of batches of which the thread has written the history, too. Only the thread changes this number. A
         flag that both set could say that the thread is idle when it has just got another batch."""
+        self._has_log = has_log
+        self._stored_event = 0
+        """First event of the last history chunk that the store has."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
@@ -84,13 +89,21 @@ class Committer:
     # ---- At once ----
 
     def _apply(self, batch: Batch, *, is_inline: bool) -> None:
-        if not batch.is_empty():
+        if not batch.is_empty() or self._is_history_due(batch.history):
             started = monotonic()
             self._store.apply(batch)
             size = batch.size + len(batch.history)
             self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
+            if self._has_log and batch.history:
+                _, self._stored_event = chunk_position(batch.history)
 
     # ---- History ----
+
+    def _is_history_due(self, chunk: bytes) -> bool:
+        """Return whether a log needs a row for this chunk alone. After a crash a folder that was made anew has only the
+        chunks of the log, and leaves out GAP_EVENTS numbers after these; so there must not be more events between two
+        rows."""
+        return self._has_log and bool(chunk) and chunk_position(chunk)[1] - self._stored_event >= GAP_EVENTS // 2
 
     def _append_history(self, batch: Batch) -> None:
         if self._history is not None:

@@ -8,7 +8,7 @@ A file is applied as a whole or not at all, and all of its faults are reported a
 from their descriptions (truenext.model.setting).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import isfinite
@@ -20,6 +20,7 @@ from truenext.broker.regular_file import parse_toml, read_regular_file
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.broker.users import Users, read_users, suggest_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
+from truenext.model.database import fault_of_database_url, fault_of_schema
 from truenext.model.destination import parse_queue_name
 from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
@@ -29,6 +30,19 @@ from truenext.model.url import parse_listener_url
 
 BROKER = "broker"
 POLICY = "policy"
+
+_FAULT_OF: dict[str, Callable[[str], str | None]] = {
+    "server_name": fault_of_server_name,
+    "store": fault_of_database_url,
+    "schema": fault_of_schema,
+}
+"""Functions that check settings which are texts; they return a fault, or None or ""."""
+
+_ON_DISK = {"data", "disk_limit", "history", "store", "schema", "database_limit"}
+"""Settings that cannot be set together with memory = true."""
+
+_WITH_STORE = ("schema", "database_limit")
+"""Settings that a file with `store` must have, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +82,7 @@ def configure(
         # `data` and `memory` exclude one another: the command line replaces both.
         broker_values = {name: value for name, value in broker_values.items() if name not in ("data", "memory")}
         if broker.get("memory"):
-            broker_values.pop("disk_limit", None)
-            broker_values.pop("history", None)
+            broker_values = {name: value for name, value in broker_values.items() if name not in _ON_DISK}
     default = Policy(**{**tables.get(toml_header(POLICY), {}), **(policy or {})})
     patterns = {each: values for each, values in tables.items() if isinstance(each, PatternHeader)}
     return Configuration(
@@ -156,8 +169,10 @@ class _ConfigurationFileReader:
         values: dict[str, Any] = {}
         for name, raw in table.items():
             self._read_setting(BrokerSettings, header, name, raw, values)
-            if table.get("memory") is True and name in ("data", "disk_limit", "history") and values.get(name):
+            if table.get("memory") is True and name in _ON_DISK and values.get(name):
                 self._faults.append(f"{header} {name} cannot be set with memory = true, which stores nothing on disk")
+        if values.get("store"):
+            self._faults += [f"{header} store needs {name}, too" for name in _WITH_STORE if name not in table]
         return values
 
     def _policies(self, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -215,7 +230,7 @@ class _ConfigurationFileReader:
                 parse_queue_name(value)
             except RemoteProtocolError as error:
                 raise ValueError(f"is not the name of a queue (without /queue/): {error}") from error
-        if setting.name == "server_name" and (fault := fault_of_server_name(value)):
+        if setting.name in _FAULT_OF and (fault := _FAULT_OF[setting.name](value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
 

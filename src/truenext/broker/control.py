@@ -13,9 +13,11 @@ from sys import maxsize
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from truenext.broker import connection_request, producer_request
 from truenext.broker.control_answers import (
+    LogReport,
     MemoryReport,
     QueueChange,
     QueueReport,
@@ -42,6 +44,8 @@ from truenext.model.commands import ControlRequest, Send, decode_client_json
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
+from truenext.store.log import Log, LogStatus
+from truenext.store.store import Store
 from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 REPLY_LIFETIME_MS = 60_000
@@ -77,9 +81,9 @@ class QueryContext(NamedTuple):
     pager: Pager
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
-    disk_level_bytes: dict[str, int]
-    """Sizes in bytes, by name, from which the disk level follows: `free` and `needed`; with a disk limit also `used`
-    and `limit`."""
+    store: Store
+    log: Log | None
+    """Log of which the store is a copy; None if the store is no copy."""
     may_see: Callable[[Queue], bool] | None
     """Function that tells whether the client may see a queue; None if it may see all."""
 
@@ -211,7 +215,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 incomplete=memory.incomplete_bytes,
             ),
             disk_level=engine.state.commit_state.disk_level.name.lower(),
-            disk_bytes=context.disk_level_bytes,
+            disk_bytes=context.store.disk_level_bytes,
             page_reads=len(context.pager.pending),
             queues=permanent,
             subscriptions=SubscriptionCounts(durable, non_durable),
@@ -221,7 +225,20 @@ def _status(context: QueryContext) -> AnswerGenerator:
             in_memory=in_memory,
             temporary=temporary.report(context),
             codec=CODEC_LANGUAGE,
+            log=UNSET if context.log is None else _log_report(context.log.status),
         )
+    )
+
+
+def _log_report(status: LogStatus) -> LogReport:
+    return LogReport(
+        server=status.server,
+        epoch=status.epoch,
+        number=status.number,
+        position=status.position,
+        replicated=status.is_replicated,
+        awaited=status.wait.awaited.value if status.wait else None,
+        waiting_since_ms=status.wait.since_ms if status.wait else None,
     )
 
 

@@ -94,6 +94,26 @@ class TemporaryReport(msgspec.Struct):
     """The ten queues and subscriptions with the most bytes, the largest first."""
 
 
+class LogReport(msgspec.Struct):
+    """Log in PostgreSQL of which the broker's folder is a copy."""
+
+    server: str
+    """Host and port of the PostgreSQL that is or was in use."""
+    epoch: int
+    """Number of brokers that have taken over the log, this one included. A broker with a lower epoch is fenced."""
+    number: int
+    """Number of the log's last row."""
+    position: int
+    """Number of the row up to which the rows were compacted."""
+    replicated: bool
+    """True if a message is confirmed only once the database's synchronous standby has it, too."""
+    awaited: str | None
+    """Cause for which nothing is confirmed at the moment: `database` (PostgreSQL does not answer), `standby` (its
+    synchronous standby does not confirm) or `space` (its disk is full); null if there is none."""
+    waiting_since_ms: int | None
+    """Time since which nothing is confirmed, in milliseconds since 1970; null if `awaited` is null."""
+
+
 class StatusReport(msgspec.Struct):
     """Answer to `status`: the state of the broker."""
 
@@ -104,8 +124,8 @@ class StatusReport(msgspec.Struct):
     disk_level: str
     """Free space for new messages: `plenty`, `little`, `none` or `full`."""
     disk_bytes: dict[str, int]
-    """Sizes that decide `disk_level`, in bytes: `free` and `needed` on the disk; and `used` and `limit` if the broker
-    has a disk limit."""
+    """Sizes that decide `disk_level`, in bytes: `free` and `needed` on the disk; `used` and `limit` if the broker has a
+    disk limit; `database_used` and `database_limit` if its messages are in PostgreSQL."""
     page_reads: int
     """Number of pages that are being read from the store."""
     queues: int
@@ -124,6 +144,8 @@ class StatusReport(msgspec.Struct):
     """Messages in queues that end with their connections."""
     codec: str
     """Language of the codec's inner loops: `C`, or `Python` if the module in C is not installed or switched off."""
+    log: LogReport | UnsetType = UNSET
+    """Log of the broker. The field is missing if the broker's messages are not in PostgreSQL."""
 
 
 class QueueChange(msgspec.Struct):

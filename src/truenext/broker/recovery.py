@@ -14,6 +14,7 @@ from truenext.errors import StoreError
 from truenext.history.writer import HistoryWriter
 from truenext.model.policy import Policies, WhenFull
 from truenext.model.record import split_lane_key
+from truenext.store.log import Log
 from truenext.store.store import Recovered, Store
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,12 @@ def recover(
     queues_memory_limit: int = maxsize,
     transaction_limits: TransactionLimits | None = None,
     history: HistoryWriter | None = None,
+    log: Log | None = None,
 ) -> tuple[Engine, Recovered]:
     """Return an engine with the queues and producers of the store, and what the store has recovered.
 
-    `memory_limit` and `queues_memory_limit` are bytes for messages, and for queues and subscriptions.
+    `memory_limit` and `queues_memory_limit` are bytes for messages, and for queues and subscriptions. `log` is the log
+    of which the store is a copy.
 
     Raises: StoreError if the store cannot be read; HistoryError if events that only the store has cannot be written to
         the history.
@@ -40,7 +43,9 @@ def recover(
     event_log: EventLog = NoEventLog()
     if history is not None:
         history.restore(recovered.history)
-        run, first_event = history.start_run(after_clean_stop=recovered.clean_stop)
+        # Read after `store.recover`, which takes over: until then another broker may use further numbers.
+        lowest = (1, 1) if log is None else log.next_history
+        run, first_event = history.start_run(after_clean_stop=recovered.clean_stop, lowest=lowest)
         event_log = EventLog(run=run, first_event=first_event)
     engine = Engine(
         CommitState(

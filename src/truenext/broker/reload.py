@@ -13,7 +13,7 @@ from truenext.broker.settings import BrokerSettings
 from truenext.broker.users import UserEntry
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.model.policy import Policy
-from truenext.model.setting import Setting, settings_of
+from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -140,4 +140,4 @@ def _change(setting: Setting, was: Any, is_now: Any) -> str:
 
 
 def _display(setting: Setting, value: Any) -> str:
-    return "nothing" if value is None and setting.kind is Path else format_value(setting, value)
+    return "nothing" if value is None and setting.none is NO_NONE_VALUE else format_value(setting, value)

@@ -5,6 +5,10 @@ from enum import Enum
 from pathlib import Path
 
 from truenext.model.limits import (
+    DATABASE_LIMIT_MIN,
+    DATABASE_PATIENCE_MS,
+    DATABASE_PATIENCE_MS_MAX,
+    DATABASE_PATIENCE_MS_MIN,
     DISK_LIMIT_MIN,
     HISTORY_BYTES_MAX,
     HISTORY_DAYS_MAX,
@@ -46,6 +50,13 @@ class ClientCertificates(Enum):
     REQUIRED = "required"
 
 
+class Durability(Enum):
+    """Rule when a message in PostgreSQL is confirmed."""
+
+    REPLICATED = "replicated"
+    LOCAL = "local"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     listen: tuple[str, ...] = setting(
@@ -72,10 +83,49 @@ class BrokerSettings:
     )
     memory: bool = setting(
         False,
-        "Store nothing on disk, for tests: neither messages nor history. Not together with data, disk_limit or "
-        "history.",
+        "Store nothing on disk, for tests: neither messages nor history. Not together with data, disk_limit, history "
+        "or store.",
         fixed=_WITH_STORE,
         reason="Messages are to survive a restart.",
+    )
+    store: str | None = setting(
+        None,
+        "PostgreSQL database in which messages are stored, as postgresql://USER@HOST:PORT/DATABASE without a password. "
+        "The folder of `data` is only a copy then, which a broker can make anew. Needs schema and database_limit, too.",
+        fixed=_WITH_STORE,
+        reason="The folder alone needs no database, and is quicker.",
+    )
+    schema: str | None = setting(
+        None,
+        "Schema of the database in which the messages of this broker are stored. `truenext store init` makes its "
+        "tables.",
+        fixed=_WITH_STORE,
+        reason="Two brokers with one schema would end one another, so the operator names it.",
+    )
+    durability: Durability = setting(
+        Durability.REPLICATED,
+        'Where a message is stored in PostgreSQL before it is confirmed: "replicated": on the database and on its '
+        'synchronous standby, without which the broker does not start; "local": on the database alone.',
+        fixed=_AT_START,
+        reason="With one database alone, the loss of its disk loses confirmed messages.",
+    )
+    database_limit: int | None = setting(
+        None,
+        "Disk space in the database for the tables of the broker. Near this limit the broker acts as `when_full` says.",
+        unit="bytes",
+        least=DATABASE_LIMIT_MIN,
+        fixed=_AT_START,
+        reason="A broker cannot see how much space the machine of a database has, so the operator states it.",
+    )
+    database_patience_ms: int = setting(
+        DATABASE_PATIENCE_MS,
+        "Time for which a broker tries to reach a database that does not answer; then the broker stops. Nothing is "
+        "confirmed meanwhile, and clients stay connected.",
+        unit="milliseconds",
+        least=DATABASE_PATIENCE_MS_MIN,
+        most=DATABASE_PATIENCE_MS_MAX,
+        fixed=_AT_START,
+        reason="A standby of PostgreSQL usually becomes the primary within this time.",
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
@@ -201,6 +251,25 @@ class BrokerSettings:
         "Lowest level of the log records that are written to standard error.",
         reason="A log that is usually empty is read when it has an entry.",
     )
+
+
+def fault_of_store(settings: BrokerSettings, *, take_over: bool) -> str | None:
+    """Return what the settings lack for messages in PostgreSQL, or have in vain; None if nothing. `take_over` tells
+    whether the broker is to take over from another one."""
+    if settings.store is None:
+        unused = {
+            "--schema": settings.schema is not None,
+            "--database-limit": settings.database_limit is not None,
+            "--take-over": take_over,
+        }
+        return next((f"{option} is for a broker with --store" for option in unused if unused[option]), None)
+    if settings.memory:
+        return "--store and --memory exclude each other: messages are stored in PostgreSQL, or not at all"
+    if settings.schema is None:
+        return "a broker with --store needs the schema of its tables: --schema NAME"
+    if settings.database_limit is None:
+        return "a broker with --store needs a limit for its disk space in the database: --database-limit SIZE"
+    return None
 
 
 def fault_of_server_name(name: str) -> str:

@@ -7,6 +7,7 @@ import click
 from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, format_value, with_files
+from truenext.broker.settings import fault_of_store
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
@@ -89,6 +90,9 @@ def _print_notes(configuration: Configuration) -> None:
         terminal.echo(
             "note: other machines can reach the broker; for that `truenext serve` needs --users or --allow-anonymous."
         )
+    fault = fault_of_store(settings, take_over=False)
+    if fault is not None:
+        terminal.echo(f"note: `truenext serve` refuses this file without more options: {fault}.")
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
         terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")

@@ -4,6 +4,8 @@
 1      the command failed, or did only a part of what was named; or the answer is no, such as a broker's ERROR
 2      there is no answer: the command line is invalid, no broker answers, an answer is cut off, or standard output
        cannot be written to
+3      `serve` has ended because another broker has taken over its log
+4      `serve` has ended because its database has lost rows that it had confirmed
 130    Ctrl-C
 141    the reader of standard output has gone
 """
@@ -19,12 +21,22 @@ import click
 
 from truenext.cli import terminal
 from truenext.cli.lazy import LazyGroup
-from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError, TruenextError
+from truenext.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    NoBroker,
+    RemoteProtocolError,
+    StoreFencedError,
+    StoreForgottenError,
+    TruenextError,
+)
 
 MESSAGE_LENGTH_MAX = 4000
 """Largest number of characters of an error. A wrong value of a megabyte is not repeated completely."""
 
 NO_ANSWER = 2
+FENCED = 3
+FORGOTTEN = 4
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit status of a command whose reader has gone. The status is that of a process ended by SIGPIPE. It differs from 1,
@@ -52,6 +64,11 @@ class CommandFailure(click.ClickException):
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
+        match self._error:
+            case StoreFencedError():
+                return FENCED
+            case StoreForgottenError():
+                return FORGOTTEN
         return NO_ANSWER if isinstance(self._error, NO_ANSWER_ERRORS) else 1
 
     def show(self, file: object = None) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,12 @@ from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
-from truenext.broker.settings import BrokerSettings
+from truenext.broker.settings import BrokerSettings, Durability
+from truenext.broker.write_time import RemoteWriteTime
 from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
+from truenext.cli.postgresql import open_log
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import HistoryExporter
@@ -30,6 +33,7 @@ from truenext.server.listener import Listener, ListenerTls
 from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import is_writable_by_others
+from truenext.store.log import Log
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 
@@ -48,11 +52,26 @@ after each system call. While another thread reads pages of lanes, this happens 
 is sent and delivered."""
 
 
-def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenStore:
+    """Store of a broker, with its history and its log."""
+
+    store: Store
+    history: HistoryWriter | None = None
+    """Writer of the history; None if the broker has none."""
+    exporter: HistoryExporter | None = None
+    log: Log | None = None
+    """Log of which the store is a copy; None if the store is no copy."""
+
+
+def serve(
+    configuration: Configuration, reread: Callable[[], Configuration] | None = None, *, take_over: bool = False
+) -> None:
     """Run a broker until SIGTERM or SIGINT. A broker without a data folder keeps everything in memory, and has no
     history.
 
-    `reread` reads the configuration again for a reload. None: the broker has no file to reload.
+    `reread` reads the configuration again for a reload. None: the broker has no file to reload. With `take_over` the
+    broker starts although another one uses its log.
 
     Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails
     """
@@ -65,10 +84,10 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     if fault is not None:
         raise ConfigurationError(fault)
     with ExitStack() as resources:
-        store, history, exporter = _open_store(settings, resources)
+        opened = _open_store(settings, resources, take_over=take_over)
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
-            store,
+            opened.store,
             configuration.policies,
             when_full=settings.when_full,
             memory_limit=int(memory_limit * MEMORY_SHARE),
@@ -76,18 +95,27 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             transaction_limits=TransactionLimits(
                 settings.transactions_max, settings.transaction_bytes_max, settings.transaction_messages_max
             ),
-            history=history,
+            history=opened.history,
+            log=opened.log,
         )
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         _log_warnings(configuration)
-        make_broker = partial(Broker, engine, store, history=history, users=configuration.users)
+        make_broker = partial(
+            Broker,
+            engine,
+            opened.store,
+            history=opened.history,
+            write_time=None if opened.log is None else RemoteWriteTime(),
+            users=configuration.users,
+            log=opened.log,
+        )
         make_listener = partial(
             Listener,
             identity=recovered.identity,
             server_name=settings.server_name,
             session_factories=make_session_factories(),
         )
-        apply = partial(_apply_changes, tls, exporter)
+        apply = partial(_apply_changes, tls, opened.exporter)
         make_reloader = None if reread is None else partial(Reloader, configuration, reread)
         run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)
         run = partial(run, after_clean_stop=recovered.clean_stop)
@@ -146,25 +174,24 @@ def _check_address(address: Address, configuration: Configuration) -> None:
         )
 
 
-def _open_store(
-    settings: BrokerSettings, resources: ExitStack
-) -> tuple[Store, HistoryWriter | None, HistoryExporter | None]:
-    """Open the store and, if the broker has one, the history. `resources` closes them.
+def _open_store(settings: BrokerSettings, resources: ExitStack, *, take_over: bool) -> _OpenStore:
+    """Open the store and, if the broker has them, the log and the history. `resources` closes them.
 
-    Raises: ConfigurationError if the data folder cannot be used; StoreError, HistoryError if one of the two cannot be
-    opened
+    Raises: ConfigurationError if the data folder or the database cannot be used; StoreError, HistoryError if one of the
+    three cannot be opened
     """
     data = settings.data
     if data is None:
         in_memory = MemoryStore(limit=int(settings.memory_limit * STORE_SHARE))
         resources.callback(in_memory.close)
-        return in_memory, None, None
-    store = EmbeddedStore(data, disk_limit=settings.disk_limit)
+        return _OpenStore(store=in_memory)
+    log = _open_log(settings, take_over=take_over)
+    store = EmbeddedStore(data, disk_limit=settings.disk_limit, log=log)
     resources.callback(store.close)
     if is_writable_by_others(data):
         logger.warning("other users of this machine can write to the data folder", extra={"folder": str(data)})
     if not settings.history:
-        return store, None, None
+        return _OpenStore(store=store, log=log)
     exporter = HistoryExporter(
         data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
     )
@@ -173,7 +200,27 @@ def _open_store(
     resources.callback(history.close)
     store.sync_history = history.sync
     store.last_history_chunk = history.last_batch_chunk
-    return store, history, exporter
+    store.restore_history = history.restore
+    store.follow_history = history.follow
+    return _OpenStore(store=store, history=history, exporter=exporter, log=log)
+
+
+def _open_log(settings: BrokerSettings, *, take_over: bool) -> Log | None:
+    """Open the log that the settings name; None if they name none.
+
+    Raises: ConfigurationError if psycopg is missing, or the database cannot be used; StoreError if it cannot be read
+    """
+    if settings.store is None:
+        return None
+    assert settings.schema is not None and settings.database_limit is not None, "the command line was checked"
+    return open_log(
+        settings.store,
+        settings.schema,
+        take_over=take_over,
+        is_replicated=settings.durability is Durability.REPLICATED,
+        database_limit=settings.database_limit,
+        patience_s=settings.database_patience_ms / 1000,
+    )
 
 
 def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
@@ -205,6 +252,11 @@ def _log_warnings(configuration: Configuration) -> None:
     for warning in () if configuration.users is None else configuration.users.warnings:
         logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
     settings = configuration.broker
+    if settings.store is not None and settings.durability is Durability.LOCAL:
+        logger.warning(
+            "messages are confirmed by one database alone: if its disk is lost, confirmed messages are lost",
+            extra={"durability": settings.durability.value},
+        )
     with_certificates = [each.user.name for each in (configuration.users or {}).values() if each.certificates]
     if with_certificates and settings.client_ca is None:
         logger.warning(

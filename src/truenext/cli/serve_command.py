@@ -10,11 +10,18 @@ from typing import Any
 import click
 
 from truenext.broker.config import Configuration, configure, with_files
-from truenext.broker.settings import ClientCertificates, LogLevel
+from truenext.broker.settings import ClientCertificates, Durability, LogLevel, fault_of_store
 from truenext.cli import early_signals, logs
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import LISTENER_URL, SERVER_NAME, EnumParam, PathParam, SizeParam
-from truenext.model.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.cli.values import LISTENER_URL, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
+from truenext.model.limits import (
+    DATABASE_LIMIT_MIN,
+    DISK_LIMIT_MIN,
+    MEMORY_LIMIT,
+    MEMORY_LIMIT_MIN,
+    PAGE_SIZE,
+    PAGE_SIZE_MAX,
+)
 from truenext.model.numerals import format_size
 from truenext.model.policy import StoreAndDispatch, WhenFull
 from truenext.model.url import DEFAULT_URL
@@ -54,6 +61,34 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     type=SERVER_NAME,
     show_default=f"truenext/{VERSION}",
     help="Value of the header `server` of CONNECTED.",
+)
+@click.option(
+    "--store",
+    type=STORE_URL,
+    help="PostgreSQL database in which messages are stored, postgresql://USER@HOST/DATABASE, without a password; see "
+    "docs/postgresql.md. The folder of --data is only a copy then.",
+)
+@click.option(
+    "--schema",
+    type=SCHEMA,
+    help="Schema of the database in which the messages of this broker are stored, with --store.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Start although another broker is active on the same schema. The other broker confirms nothing any more, and "
+    "exits with status 3.",
+)
+@_enum_option(
+    "--durability",
+    Durability.REPLICATED,
+    help="With --store: confirm a message once the database and its synchronous standby have it, or the database "
+    "alone.",
+)
+@click.option(
+    "--database-limit",
+    type=SizeParam(DATABASE_LIMIT_MIN),
+    help="Disk space in the database for the tables of the broker; required with --store.",
 )
 @click.option(
     "--history/--no-history",
@@ -120,6 +155,7 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
 def serve(
     config: Path | None,
     memory: bool,
+    take_over: bool,
     listen: tuple[str, ...],
     page_size: int | None,
     queue_memory_limit: int | None,
@@ -128,8 +164,9 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop. The files of
-    --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
+    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop, 3 if another
+    broker has taken over, 4 if the database has lost messages that it had confirmed, and 1 or 2 after other errors. The
+    files of --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
     """
     # `options` are the settings of `[broker]` that have the name of their option.
     has_files = config is not None or options["users"] is not None or options["certificate"] is not None
@@ -156,10 +193,13 @@ def serve(
         raise click.UsageError("--disk-limit is for a broker with --data")
     if settings.memory and options["history"]:
         raise click.UsageError("--history is for a broker with --data")
+    fault = fault_of_store(settings, take_over=take_over)
+    if fault is not None:
+        raise click.UsageError(fault)
     logs.configure_logging(settings.log_level.value)
     if config is not None:
         logger.info("configuration read", extra={"file": str(config)})
-    run_broker(configuration, read if has_files else None)
+    run_broker(configuration, read if has_files else None, take_over=take_over)
 
 
 def _specified(options: dict[str, Any]) -> dict[str, Any]:

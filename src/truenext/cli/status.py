@@ -1,5 +1,6 @@
 """`truenext queues` and `truenext status`: show the queues and the state of a running broker."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -54,7 +55,26 @@ def _disk_level(facts: dict[str, Any]) -> str:
         text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"
     if "limit" in sizes:
         text += f"; {sizes['used']:,} of {sizes['limit']:,} bytes used"
+    if "database_limit" in sizes:
+        text += f"; {sizes['database_used']:,} of {sizes['database_limit']:,} bytes used in the database"
     return text
+
+
+def _log_text(log: dict[str, Any]) -> str:
+    replicated = "replicated" if log["replicated"] else "not replicated: messages are on one database alone"
+    rows = f"epoch {log['epoch']:,}, row {log['number']:,}, compacted up to row {log['position']:,}"
+    return f"{rows}; {replicated}"
+
+
+_AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
+
+
+def _server_text(log: dict[str, Any]) -> str:
+    if log["awaited"] is None:
+        return f"on {log['server']}"
+    since = datetime.fromtimestamp(log["waiting_since_ms"] / 1000, UTC)
+    awaited = f"waiting for {_AWAITED[log['awaited']]} since {since:%Y-%m-%d %H:%M:%S} UTC"
+    return f"on {log['server']}; {awaited}, nothing is confirmed meanwhile"
 
 
 def _counts_text(facts: dict[str, Any]) -> str:
@@ -66,9 +86,10 @@ def _counts_text(facts: dict[str, Any]) -> str:
 def status(broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
-    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. Also shows which clients
-    have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a
-    message is ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
+    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space; and the log, if messages
+    are in PostgreSQL, and since when it waits for PostgreSQL or its standby. Also shows which clients have most
+    messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a message is
+    ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
@@ -95,6 +116,9 @@ def status(broker: BrokerOptions) -> None:
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
     terminal.echo(f"disk       {_disk_level(facts)}; {count_noun(facts['page_reads'], 'page read')} under way")
+    if "log" in facts:
+        terminal.echo(f"log        {_log_text(facts['log'])}")
+        terminal.echo(f"           {_server_text(facts['log'])}")
     terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")

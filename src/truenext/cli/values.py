@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from truenext.broker.settings import fault_of_server_name
 from truenext.client.core.send_options import SendOptions, is_reserved
 from truenext.errors import TruenextError
+from truenext.model.database import fault_of_database_url, fault_of_schema
 from truenext.model.destination import (
     DURABLE_ADDRESS_PREFIX,
     SUBSCRIPTION_PREFIX,
@@ -320,6 +321,33 @@ class PathParam(click.Path):
         return super().convert(value, param, ctx)
 
 
+class StorePlaceParam(PathParam):
+    """Path of a data folder, or URL of a database."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            if fault := fault_of_database_url(value):
+                self.fail(f"the URL of a database {fault}", param, ctx)
+            return value
+        return super().convert(value, param, ctx)
+
+
+class DataFolderParam(PathParam):
+    """Path of a data folder. The URL of a database is rejected with a text that says how its messages get into a
+    folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            # Without the value: it may have a password.
+            self.fail(
+                "a database is no data folder: start a broker with --store and a new folder, stop it, and name that "
+                "folder",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 def destination_address(queue: str) -> str:
     """Return the address of a destination. `orders` becomes /queue/orders. A text that begins with / is an address
     already."""
@@ -379,6 +407,8 @@ SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
 LISTENER_URL = CheckedTextParam("url", partial(_error_of, parse_listener_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
+STORE_URL = CheckedTextParam("url", fault_of_database_url)
+SCHEMA = CheckedTextParam("name", fault_of_schema)
 QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
 """Id of a query of Spark; its first characters are enough."""
 SERVICE = CheckedTextParam(

@@ -30,6 +30,21 @@ def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
     return None
 
 
+def next_numbers(folder: Path) -> tuple[int, int]:
+    """Return the lowest run and the lowest event that the history files have not used; (1, 1) if there are none.
+
+    Raises: OSError if the folder cannot be read
+    """
+    for path in reversed(history_files(folder)):
+        numbers = None
+        with suppress(HistoryError, OSError):
+            for chunk in chunks_of_file(path):
+                numbers = chunk.run + 1, chunk.first_event + count_events(chunk)
+        if numbers is not None:
+            return numbers
+    return 1, 1
+
+
 def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name of each damaged file, with a description of the damage.
 

@@ -16,8 +16,7 @@ from truenext.model.events import (
     HISTORY_VERSION,
     MAGIC,
     OLDEST_HISTORY_VERSION,
-    EventKind,
-    event_bytes,
+    columns_size,
 )
 
 SUFFIX = ".history"
@@ -127,7 +126,7 @@ def blocks_of(chunk: HistoryChunk) -> Iterator[EventBlock]:
     while at < len(chunk.blocks):
         kind, code, count, queue, other, time = BLOCK.unpack_from(chunk.blocks, at)
         columns_at = at + BLOCK.size
-        at = columns_at + (other if kind in (EventKind.NAME, EventKind.CAUSE) else count * event_bytes(kind))
+        at = columns_at + columns_size(kind, count, other)
         yield EventBlock(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
 
 

@@ -8,6 +8,7 @@ again."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,6 +18,8 @@ from threading import Lock
 from truenext.errors import HistoryError
 from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count_events, file_path, history_files
 from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
+
+logger = logging.getLogger(__name__)
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
 """Bytes of appended chunks at which `append` writes the chunks itself, without waiting for `flush`."""
@@ -48,6 +51,10 @@ class HistoryWriter:
         self._append_lock = Lock()
         self._next_event = 1
         self._last_run = 0
+        self._has_restored = False
+        """True if the files lacked chunks that the store has."""
+        self._is_cut = False
+        """True if the files lack events that no store has, before others."""
         self.last_batch_chunk: tuple[int, int] | None = None
         """Position (run, first event) of the last chunk in the newest file that was written with a batch; None if there
         is none. If the journal does not have that batch, the end of the journal is lost."""
@@ -69,13 +76,49 @@ class HistoryWriter:
             if chunk is not None and chunk.first_event >= self._next_event:
                 self.append(one)
                 self._note_chunk(chunk)
+                self._has_restored = True
 
-    def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
+    def follow(self, chunk: bytes) -> None:
+        """Append a chunk of the log if the files lack it and have all before it. If they lack events before it, such as
+        those of another broker that were in no row, the next run begins a new history: an audit would take what is
+        missing for lost messages.
+
+        Raises: HistoryError if the chunk cannot be written
+        """
+        found = chunk_at(memoryview(chunk), 0)
+        if found is None or found.first_event < self._next_event:
+            return
+        self._is_cut = self._is_cut or found.first_event > self._next_event
+        if not self._is_cut:
+            self.append(chunk)
+        self._note_chunk(found)
+        self._has_restored = True
+
+    def start_run(self, *, after_clean_stop: bool, lowest: tuple[int, int] = (1, 1)) -> tuple[int, int]:
         """Return the number of the new run, and that of its first event. After an unclean stop GAP_EVENTS numbers of
-        events are left out. So no number of a lost event is used again, and a reader sees the gap."""
-        if self._last_run and not after_clean_stop:
+        events are left out. So no number of a lost event is used again, and a reader sees the gap.
+
+        `lowest` is the lowest run and the lowest event that may be used, as a log says. If the files lack earlier ones,
+        GAP_EVENTS numbers are left out, too: another folder may have events that are not in the log."""
+        if self._is_cut:
+            self._set_aside()
+        run = max(self._last_run + 1, lowest[0])
+        is_behind = self._has_restored or lowest[0] > self._last_run + 1 or lowest[1] > self._next_event
+        self._next_event = max(self._next_event, lowest[1])
+        if run > 1 and (is_behind or not after_clean_stop):
             self._next_event += GAP_EVENTS
-        return self._last_run + 1, self._next_event
+        return run, self._next_event
+
+    def _set_aside(self) -> None:
+        """Keep the files in another folder, and begin with none. Raises: HistoryError if the disk fails"""
+        aside = self._folder.with_name(f"aside-history-{self._next_event}")
+        logger.warning("a new history begins, the old one is kept", extra={"kept": str(aside)})
+        try:
+            self.close()
+            self._folder.rename(aside)
+            self._folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise self._failure(error) from error
 
     def append(self, chunk: bytes) -> None:
         """Append a chunk, as `EventLog.close_chunk` returns it. The chunk is in the file after `flush`, and durable

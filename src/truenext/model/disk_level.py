@@ -15,7 +15,7 @@ class DiskLevel(IntEnum):
 
 
 DISK_FULL = (
-    "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: "
-    "--memory-limit)"
+    "the broker's disk is as full as it may be (its reserve of free space, --disk-limit or --database-limit is "
+    "reached; with --memory: --memory-limit)"
 )
 """Beginning of the error for a message that is refused for lack of space."""

@@ -186,6 +186,23 @@ def chunk_position(chunk: bytes) -> tuple[int, int]:
     return run, first_event
 
 
+def next_event(chunk: bytes) -> int:
+    """Return the number that follows the last event of a chunk."""
+    number: int = CHUNK.unpack_from(chunk)[-1]
+    at = CHUNK.size
+    while at < len(chunk):
+        kind, _, count, _, other, _ = BLOCK.unpack_from(chunk, at)
+        number += count
+        at += BLOCK.size + columns_size(kind, count, other)
+    return number
+
+
+def columns_size(kind: int, count: int, other: int) -> int:
+    """Return the size in bytes of the columns of a block, or of its text. The arguments are the block's fields of these
+    names."""
+    return other if kind in (EventKind.NAME, EventKind.CAUSE) else count * event_bytes(kind)
+
+
 def group_number(group: str) -> int:
     """Return the number that stands for a group in the history. It is a hash of the group's name, and never 0. Two
     names hardly ever have the same number."""

@@ -640,8 +640,37 @@ DISK_LIMIT_MIN = 1024 * 1024 * 1024
 checkpoint. Without the setting, the limit is the size of the disk.
 
 Setting: `disk_limit`
-Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, or --disk-limit, is reached; with --memory: --memory-limit)`
+Exceeded: The setting is refused, with its range. When the disk limit is reached: `the broker's disk is as full as it may be (its reserve of free space, --disk-limit or --database-limit is reached; with --memory: --memory-limit)`
 """  # noqa: E501
+
+DATABASE_LIMIT_MIN = 1024 * 1024 * 1024
+"""Lowest database limit: the newest rows of the log alone may take half of the limit, before they are compacted.
+
+Setting: `database_limit`
+Exceeded: The setting is refused, with its range. When the database limit is reached: `the broker's disk is as full as it may be (its reserve of free space, --disk-limit or --database-limit is reached; with --memory: --memory-limit)`
+"""  # noqa: E501
+
+DATABASE_PATIENCE_MS = 30_000
+"""Milliseconds for which a broker tries to reach its database.
+
+Setting: `database_patience_ms`
+Exceeded: The broker stops with exit status 1. Nothing is confirmed meanwhile, and clients stay connected.
+"""
+
+DATABASE_PATIENCE_MS_MIN = 5_000
+"""Lowest time for which a broker tries to reach its database, in milliseconds. A connection counts as lost after 2
+seconds of silence, and the broker then needs time for another one.
+
+Setting: `database_patience_ms`
+Exceeded: The setting is refused, with its range.
+"""
+
+DATABASE_PATIENCE_MS_MAX = 3_600_000
+"""Highest time for which a broker tries to reach its database, in milliseconds: an hour. Clients wait meanwhile.
+
+Setting: `database_patience_ms`
+Exceeded: The setting is refused, with its range.
+"""
 
 PAGE_SIZE = 1000
 """Messages read from the store at a time.

@@ -1,0 +1,70 @@
+"""Tests that kills and fences notice every planted fault of a log in PostgreSQL.
+
+A test that never fails may be one that sees nothing.
+
+    TRUENEXT_DRAW=all pytest tests/integration/test_planted_log_faults.py     all of them, not one in eighty
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.postgresql.log_writer import DURABLE
+from tests.integration.test_fences import fence_and_judge
+from tests.integration.test_kill_log import kill_and_judge
+from tests.stages.postgres import PostgresServer, own_server
+
+CYCLES = 60
+"""Number of cycles in which a fault must show."""
+FENCES = 6
+
+pytestmark = pytest.mark.drawn
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    with own_server(**DURABLE) as server:
+        yield server
+
+
+def show(fault: str, found: str) -> None:
+    """Show how a fault was noticed. An error of the broker's code is no promise that was broken."""
+    assert "Traceback" not in found, found
+    print(f"\n{fault}: {found.strip()[-300:]}")
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "frame_before_row",
+        "row_confirmed_before_it_is_synced",
+        "lost_append_taken_for_done",
+        "lost_append_repeated_under_a_new_number",
+        "transients_stay_after_a_crash",
+        "any_folder_is_a_prefix_of_the_log",
+        "seed_without_marks",
+        "compaction_leaves_out_a_row",
+        "position_behind_the_compacted_rows",
+        "partition_dropped_above_the_position",
+    ],
+)
+def test_kills_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        for run in range(CYCLES // 6):
+            kill_and_judge(
+                server, tmp_path / f"{fault}-{run}", f"{random.random()}", range(run * 6, run * 6 + 6), fault
+            )
+    show(fault, str(found.value))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "fault", ["found_row_taken_without_check", "epoch_not_compared_after_a_doubt", "slow_append_not_checked_again"]
+)
+def test_fences_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        fence_and_judge(server, tmp_path, random.randrange(10**9), FENCES, fault)
+    show(fault, str(found.value))
