@@ -157,9 +157,11 @@ class Committer:
         loop: Loop,
         write_time: object,
         *,
+        has_log: bool,
         on_committed: Callable[[Batch], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
+        assert not has_log
         self._store = store
         self._on_committed = on_committed
         self.batch: Batch | None = None

@@ -19,7 +19,7 @@ from tests.contract.simulated_disk import A_FOLDER, Disk, HistorySynced, Operati
 from truenext.model.events import chunk_position
 from truenext.store.embedded import EmbeddedStore
 
-CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "300"))
+CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "150"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
 STATES_AT_OPERATION = 4
 

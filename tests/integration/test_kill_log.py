@@ -69,6 +69,7 @@ def test_outage_of_the_database_costs_no_connection_and_no_message(
         run.clean_up()
 
 
+@pytest.mark.alternates("outages of a log")
 def test_broker_whose_patience_has_ended_goes_on_after_a_restart(server: PostgresServer, tmp_path: Path) -> None:
     """C27.7"""
     run = LogRun(tmp_path / "patience", server, f"{SEED}-patience", patience_ms=5000)

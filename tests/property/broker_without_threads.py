@@ -144,7 +144,7 @@ class RecordedHistory:
     def restore(self, _: object) -> None:
         """Do nothing: this is the first run."""
 
-    def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
+    def start_run(self, *, after_clean_stop: bool, lowest: tuple[int, int]) -> tuple[int, int]:
         return 1, 1
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from psycopg import sql
@@ -74,3 +75,17 @@ def open_writer(log_server: PostgresServer, schema: str) -> Iterator[OpenWriter]
     yield open_one
     for writer in opened:
         writer.log.close()
+
+
+TESTS_IN_GROUP = 5
+"""Number of tests of this folder of which each run has one, as each takes half a second or more on a real server."""
+
+_ALWAYS = {"test_outcome.py", "test_log_model.py", "test_proxy.py"}
+"""Files whose tests need no server, or draw themselves."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    heavy = [each for each in items if each.path.parent == folder and each.path.name not in _ALWAYS]
+    for number, each in enumerate(heavy):
+        each.add_marker(pytest.mark.alternates(f"PostgreSQL {number // TESTS_IN_GROUP}"))
