@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 SCHEMES = ("postgresql://", "postgres://")
 
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]*)?")
 """Host and port, as a name, an IPv4 address, or an IPv6 address in brackets."""
 
@@ -63,7 +63,7 @@ def fault_of_schema(name: str) -> str | None:
     >>> fault_of_schema("Main")
     'must have 1 to 63 characters: a to z, 0 to 9 and _, no digit first'
     """
-    if not _SCHEMA.fullmatch(name):
+    if not SCHEMA_NAME.fullmatch(name):
         return "must have 1 to 63 characters: a to z, 0 to 9 and _, no digit first"
     if name.startswith("pg_"):
         return "must not begin with pg_: PostgreSQL reserves such names"

@@ -217,8 +217,7 @@ class Checkpointer:
             keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
             with_causes = {key: (marks.pop(key)[0], merge_causes(key, of_indexes)) for key in keys_with_causes}
-        causes_bytes = lambda each: sum(len(cause.encode()) for cause in each[1][1])  # noqa: E731
-        for some in _transactions(with_causes.items(), causes_bytes):
+        for some in _transactions(with_causes.items(), lambda each: sum(len(cause.encode()) for cause in each[1][1])):
             self._write(partial(self._checkpoint.put_marks, dict(some)))
         self._sync_history()
         durable_frame = self._journal.last_frame_number

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL.
 
-libpq reads the URL, and finds hosts, certificates and the password (PGPASSFILE, or the service file). All waiting is
-done here, with a time limit: neither TCP nor a Unix socket shows that a server is frozen.
+libpq reads the URL, and finds hosts, certificates and the password (PGPASSFILE, or the service file). All waiting on an
+open connection is done here, with a time limit: neither TCP nor a Unix socket shows that a server is frozen.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError, StoreError, TruenextError
+from truenext.model.database import is_database_url
 from truenext.store.postgresql.failed_connection import NoConnectionError, connection_error
 
 Result = TypeVar("Result")
@@ -222,7 +223,7 @@ def parse_url(url: str) -> dict[str, str]:
 
     Raises: ConfigurationError if the URL cannot be read, or has a password. The text has nothing of the URL.
     """
-    if not url.startswith(("postgresql://", "postgres://")):
+    if not is_database_url(url):
         raise ConfigurationError("the URL of the store must begin with postgresql:// or postgres://")
     try:
         parsed = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}

@@ -87,7 +87,7 @@ def initialize(
             _make_empty(connection, schema)
         elif not (is_unfinished and _is_copy_of(data, connection, schema)):
             with open_salvage(data, _refuse_damage(data), on_progress, last_history_chunk) as salvage:
-                if is_unfinished and salvage.recovered.identity != read_facts(connection, schema).identity:
+                if is_unfinished and salvage.recovered.identity != read_facts(connection, schema).recovered.identity:
                     raise _unfinished_error(connection, schema)
                 first_digest = secrets.token_bytes(DIGEST_SIZE)
                 position = first_position(data, first_digest)
@@ -166,7 +166,7 @@ def _find_unfinished(connection: Connection, schema: str) -> bool:
 
 def _unfinished_error(connection: Connection, schema: str) -> ConfigurationError:
     # Its folder may be a copy of this log already, and then nothing else has the messages.
-    identity = read_facts(connection, schema).identity
+    identity = read_facts(connection, schema).recovered.identity
     return ConfigurationError(
         f"schema {schema!r} has the unfinished log of the store {identity}: run the same "
         "command again, with the folder that was named then; or drop the schema, if its messages are not needed"
@@ -216,7 +216,7 @@ class _EmptySnapshot:
 
 
 class _FolderSnapshot:
-    """All that a data folder has, at the position that its last frame has in the log."""
+    """Snapshot of a data folder, at the position of its last frame in the log."""
 
     def __init__(self, salvage: Salvage, position: LogPosition) -> None:
         self._salvage = salvage
@@ -240,7 +240,7 @@ def _is_copy_of(data: Path, connection: Connection, schema: str) -> bool:
         found = copy_position(data)
     except ConfigurationError:
         return False
-    return found == (read_facts(connection, schema).identity, read_position(connection, schema))
+    return found == (read_facts(connection, schema).recovered.identity, read_position(connection, schema))
 
 
 def _refuse_damage(data: Path) -> Callable[[Damage], None]:

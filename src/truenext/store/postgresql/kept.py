@@ -50,9 +50,8 @@ PROGRESS_MESSAGES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts but the timers."""
+    """Facts of a log, except its timers."""
 
-    identity: str
     generation: int
     next_history: tuple[int, int]
     """Lowest run and lowest event that no compacted row has used."""
@@ -121,7 +120,6 @@ def _decode_facts(kinds: dict[str, dict[bytes, bytes]]) -> Facts:
     )
     run, event = HISTORY.unpack(kinds["history"][b""])
     return Facts(
-        identity=recovered.identity,
         generation=GENERATION.unpack(kinds["generation"][b""])[0],
         next_history=(run, event),
         kept_bytes=NUMBER.unpack(kinds["kept bytes"][b""])[0],

@@ -34,7 +34,6 @@ If you change anything here, increase LAYOUT_VERSION.
 
 from __future__ import annotations
 
-import re
 import struct
 from typing import Any, LiteralString
 
@@ -42,6 +41,7 @@ import psycopg
 from psycopg import errors, sql
 
 from truenext.errors import ConfigurationError
+from truenext.model.database import SCHEMA_NAME
 
 Connection = psycopg.Connection[Any]
 
@@ -67,7 +67,6 @@ DROP_LOCK_TIMEOUT_MS = 50
 PART_BYTES_MAX = 16 * 1024 * 1024
 """Largest number of bytes of a payload in one part."""
 
-_SCHEMA_NAME = re.compile("[a-z_][a-z0-9_]{0,62}")
 
 _COLUMNS = {
     "log": (
@@ -121,7 +120,7 @@ def statement(schema: str, text: LiteralString, **names: sql.Composable) -> sql.
 
 def check_schema_name(schema: str) -> None:
     """Raises: ConfigurationError if a schema may not have this name"""
-    if not _SCHEMA_NAME.fullmatch(schema):
+    if not SCHEMA_NAME.fullmatch(schema):
         raise ConfigurationError(
             f"{schema!r} cannot be the schema of a log: name one with at most 63 characters of a-z, 0-9 and _, the "
             "first of them no digit"

@@ -114,7 +114,7 @@ class PostgresqlLog:
             self._background.measure()
         except psycopg.Error as error:
             raise opening_error(error, "cannot open the log in PostgreSQL") from error
-        self.identity = facts.identity
+        self.identity = facts.recovered.identity
         self._server = connection.where
         self._epoch, self._last_number = last.epoch, last.number
 
@@ -145,7 +145,7 @@ class PostgresqlLog:
         digest, compacted, last = found
         relation = relate(position, digest, compacted, last)
         if relation is None:
-            raise self._damage(f"row {position.number} is missing or changed")
+            raise kept.DamagedLogError(self._schema, f"row {position.number} is missing or changed")
         return relation
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
@@ -188,7 +188,7 @@ class PostgresqlLog:
         number = chain.last.number + 1
         position = self._call(lambda connection: kept.read_position(connection, self._schema)).number
         if position < number:
-            return self._damage(problem)
+            return kept.DamagedLogError(self._schema, problem)
         return StoreError(
             f"another broker has compacted the log in schema {self._schema!r} up to row {position} meanwhile, and this "
             f"broker's folder lacks the rows from {number} on: start this broker again; if that does not help, stop "
@@ -270,12 +270,6 @@ class PostgresqlLog:
             f"confirmed: its last row is {there}, this broker's last confirmed row is {new.number - 1} of epoch "
             f"{new.epoch}; is this a former primary? Then name the present one in --store; otherwise restore the "
             "database that has that row"
-        )
-
-    def _damage(self, problem: str) -> StoreError:
-        return StoreError(
-            f"the log in schema {self._schema!r} is damaged: {problem}. Messages may be missing; restore the database "
-            f"from a backup. `truenext store check URL --schema {self._schema}` shows the damage"
         )
 
     # ---- Connections ----

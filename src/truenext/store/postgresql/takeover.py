@@ -10,6 +10,7 @@ The lock is no fence. It is a hint for a second broker which finds that another 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from hashlib import blake2b
 
 import psycopg
@@ -117,12 +118,16 @@ def end_sessions_in_the_way(connection: Connection, schema: str) -> None:
 
 def _end_session(connection: Connection, process: int, name: str) -> None:
     try:
-        connection.execute("SELECT pg_terminate_backend(%s)", (process,))
+        _terminate(connection, process)
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreError(
             f"cannot take over: {name} holds a lock on the log, and this role may not end it: end that session, or "
             "grant pg_signal_backend to the role"
         ) from error
+
+
+def _terminate(connection: Connection, process: int) -> None:
+    connection.execute("SELECT pg_terminate_backend(%s)", (process,))
 
 
 # ---- The hint ----
@@ -147,10 +152,8 @@ def end_active_session(connection: Connection, schema: str) -> None:
     """End the session that is marked as that of the active broker, if this role may end it."""
     found = _active_session(connection, schema)
     if found is not None:
-        try:
-            connection.execute("SELECT pg_terminate_backend(%s)", (found[0],))
-        except psycopg.errors.InsufficientPrivilege:
-            return
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            _terminate(connection, found[0])
 
 
 def _active_session(connection: Connection, schema: str) -> tuple[int, str | None, str | None, str | None] | None:
