@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.drawing import one_of
 from tests.integration import held_disk, over_tls
-from tests.integration.forked import Forked, completed_text
+from tests.integration.forked import Forked, completed, completed_text
+from tests.integration.private_memory import print_bytes_of_other_modules, private_bytes
 from tests.integration.raw_client import RawClient
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import UNSENT_BYTES_MAX
@@ -46,6 +48,11 @@ _DIE_WITH_US = (
 def dying_with_us(command: Sequence[str]) -> list[str]:
     """Return a command that is killed when this process ends."""
     return [sys.executable, "-ISc", _DIE_WITH_US, *command]
+
+
+@cache
+def _bytes_of_other_modules() -> int:
+    return int(completed(run=print_bytes_of_other_modules).stdout)
 
 
 QUIET_SECONDS = 0.3
@@ -392,10 +399,8 @@ class BrokerProcess:
         samples.append(self._private_bytes())
 
     def _private_bytes(self) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("this system does not say how much memory is private")
+        inherited = _bytes_of_other_modules() if isinstance(self._process, Forked) else 0
+        return private_bytes(self.pid) - inherited
 
     # ---- Inside ----
 

@@ -18,6 +18,9 @@ from pathlib import Path
 from truenext.cli.main import COMMAND_MODULES, main
 
 LOADED = [
+    "truenext.cli.serve_command",
+    "truenext.cli.serve",
+    "tests.integration.private_memory",
     *sorted({f"truenext.cli.{module}" for module in COMMAND_MODULES.values()}),
     "aiosqlite",
     "psycopg",
@@ -25,14 +28,13 @@ LOADED = [
     "tests.integration.forked",
     "tests.integration.held_disk",
     "tests.integration.log_process",
-    "truenext.cli.serve",
     "truenext.cli.stages.run",
     "truenext.stage.sql",
     "truenext.store.postgresql.check",
     "truenext.store.postgresql.log",
     "tests.integration.frozen_heap",
 ]
-"""Modules that are loaded once for each process of tests."""
+"""Modules that are loaded once for each process of tests, in this order."""
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LOADED)
