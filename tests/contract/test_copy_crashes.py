@@ -131,6 +131,7 @@ def states(life: Life, at: int, rng: random.Random) -> list[Disk]:
     return [*walk.states(rng, STATES_AT_OPERATION), walk.killed(rng)]
 
 
+@pytest.mark.alternates("disks that fail")
 @pytest.mark.timeout(300 + CRASHES // 20)
 def test_copy_after_a_crash_at_any_operation_holds_what_the_log_says() -> None:
     print(f"TRUENEXT_SEED={SEED}")

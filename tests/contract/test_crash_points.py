@@ -104,6 +104,7 @@ def test_confirmed_batches_survive_repeated_power_cuts_even_during_recovery(seed
 @pytest.mark.skipif(
     COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
 )
+@pytest.mark.alternates("disks that fail")
 @pytest.mark.timeout(300 + CRASHES // 20)
 def test_confirmed_batches_survive_power_cuts_and_failing_calls_within_lmdb() -> None:
     """Calls of LMDB fail as well, one after the other."""

@@ -552,6 +552,7 @@ class Stopped(Exception):
     pass
 
 
+@pytest.mark.alternates("disks that fail")
 @mock.patch.object(Checkpointer, "_checkpoint_segment", or_block(Checkpointer._checkpoint_segment))
 @mock.patch.object(Checkpointer, "_clean_up", or_block(Checkpointer._clean_up))
 @mock.patch.object(Checkpointer, "_is_lagging", lambda _: False)

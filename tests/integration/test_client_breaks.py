@@ -184,6 +184,7 @@ def test_copies_are_made_once_however_connections_break(
     check_history(own_broker)
 
 
+@pytest.mark.alternates("kills of clients")
 def test_copies_are_made_once_over_brokers_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
     def kill_and_start() -> None:
         own_broker.kill()
@@ -219,6 +220,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.alternates("kills of clients")
 def test_copies_are_made_once_by_processes_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
     root = Path(__file__).parents[2]
 

@@ -117,6 +117,7 @@ def work(broker: GuardedBroker, is_over: threading.Event, rounds: Counter[str], 
             rounds["newcomers"] += 1
 
 
+@pytest.mark.alternates("many logins")
 @pytest.mark.timeout(120 + GUESSES)
 def test_guesses_let_nobody_in_and_lock_nobody_out_and_take_no_memory(tmp_path: Path) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_GUESSES={GUESSES}")

@@ -209,6 +209,7 @@ def _emptied(port: int, count: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.alternates("kills of clients")
 @pytest.mark.timeout(60 + CYCLES)
 def test_answered_outcomes_of_commits_are_true_whenever_the_broker_is_killed(brokers: ForkedBrokers) -> None:
     print(f"\nseed {SEED}, {CYCLES} cycles")

@@ -839,6 +839,7 @@ def test_failed_logins_of_users_do_not_count_for_a_login_without_a_user(guarded_
     assert login_answer(guarded_broker, None, None) == first
 
 
+@pytest.mark.alternates("many logins")
 def test_hundred_failed_logins_of_many_users_refuse_new_logins_of_that_address_alone(
     guarded_broker: GuardedBroker,
 ) -> None:

@@ -228,6 +228,7 @@ def test_broker_whose_database_has_lost_rows_exits_with_status_4(
     broker.stop()
 
 
+@pytest.mark.alternates("silence of PostgreSQL")
 def test_broker_serves_its_clients_while_postgresql_is_silent(new_broker: NewBroker, tmp_path: Path) -> None:
     """C27.7: no write to the log is quick, however quick the writes before were."""
     with own_server(**DURABLE) as server:

@@ -45,6 +45,7 @@ def restart_subscription(client: RawClient) -> None:
     client.await_receipt("sent")
 
 
+@pytest.mark.alternates("whole audits")
 @one_of("kills", [0, 2], ["0", "2"])
 def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     broker: BrokerProcess, kills: int, spark: SparkSession, tmp_path: Path

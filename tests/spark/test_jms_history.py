@@ -34,6 +34,7 @@ def by_urgency(numbers: range) -> list[int]:
     return sorted(numbers, key=lambda number: -(number % 10))
 
 
+@pytest.mark.alternates("whole audits")
 @one_of("by", [signal.SIGTERM, signal.SIGKILL], ids=["stop", "kill"])
 def test_messages_between_jms_and_stomp_clients_stay_the_same_through_disk_and_restart(
     broker: BrokerProcess, by: signal.Signals, spark: SparkSession, tmp_path: Path

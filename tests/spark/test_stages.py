@@ -152,6 +152,7 @@ def test_columns_of_stage_events_are_the_fields_that_are_written() -> None:
     assert fields == set(STAGE_EVENTS.names)
 
 
+@pytest.mark.alternates("whole audits")
 def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(story: Story) -> None:
     done = CliRunner().invoke(audit_command, [str(story.data), "--stages", str(story.events_folder)])
     assert done.exit_code == 0, done.output

@@ -272,6 +272,7 @@ def test_initiations_on_sqlite_are_sent_once_after_a_crash_at_every_point_of_the
 FEW_OF_RELAY = (("stage", "relay numbered"), ("database", "relay sent"))
 
 
+@pytest.mark.alternates("kills of a service")
 @ONE_OR_TWO
 @pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), RELAY, FEW_OF_RELAY), ids="-".join)
 def test_initiations_on_postgresql_are_sent_once_after_a_crash_at_every_point_of_the_relay(

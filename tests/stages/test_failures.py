@@ -880,6 +880,7 @@ def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
     run(app, work)
 
 
+@pytest.mark.alternates("services that find no broker")
 def test_a_service_that_finds_no_broker_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truenext.stage.service_run, "CONNECT_TIMEOUT_S", 0.2)
     app = Service("shop", broker="stomp://127.0.0.1:1")

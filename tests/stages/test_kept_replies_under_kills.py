@@ -251,6 +251,7 @@ async def dead_letters(url: str) -> Counter[int]:
 ALL = ["broker", "stage", "asker", "cron"]
 
 
+@pytest.mark.alternates("kills of a service")
 @pytest.mark.timeout(AUDIT_S + 3 * PATIENCE_S)
 @one_of("victims", [["broker"], ["stage"], ALL], ids=["broker", "stage", "all"])
 def test_each_key_has_one_flow_and_one_answer_although_processes_are_killed(

@@ -8,6 +8,7 @@ from bench.brokers import free_port
 from tests.integration.pages import Folder, follow
 
 
+@pytest.mark.alternates("pages about stages")
 @pytest.mark.parametrize("page", ["stages", "stages-database", "web", "celery"])
 def test_examples_of_page_about_stages_run(page: str, tmp_path: Path) -> None:
     """The examples start their own brokers."""

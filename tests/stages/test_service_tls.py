@@ -48,6 +48,7 @@ def test_service_with_ca_certificate_and_key_runs_over_tls(broker: TlsBroker, ce
     asyncio.run(run())
 
 
+@pytest.mark.alternates("services that find no broker")
 def test_service_with_the_wrong_ca_says_why_it_has_no_broker(
     broker: TlsBroker, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

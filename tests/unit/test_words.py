@@ -47,6 +47,7 @@ def test_docstrings_name_their_subject(folder: str) -> None:
     assert len(hidden) <= HIDDEN_SHARE_MAX * len(found), "\n".join(hidden)
 
 
+@pytest.mark.alternates("style")
 def test_names_of_tests_name_their_subject() -> None:
     names = {path.stem: path for path in files("tests")}
     for path in files("tests"):

@@ -780,6 +780,7 @@ def test_append_without_the_standby_fails_after_the_patience_and_names_the_stand
         writer.append()
 
 
+@pytest.mark.alternates("silence of PostgreSQL")
 def test_takeover_without_the_standby_names_the_standby_also_at_the_second_attempt(
     replicated: PostgresServer, standby: Standby
 ) -> None:

@@ -67,6 +67,7 @@ def test_confirmed_send_arrives_once_through_kills(own_broker: BrokerProcess, ja
     assert waiting(own_broker, "q") == Counter(f"m{number}" for number in range(300))
 
 
+@pytest.mark.alternates("transacted copies of JMS clients")
 def test_transacted_copy_leaves_each_message_in_one_queue_through_kills(
     own_broker: BrokerProcess, java: Programs
 ) -> None:
@@ -121,6 +122,7 @@ def draw_cuts(dice: random.Random, count: int) -> list[Cut]:
     return cuts
 
 
+@pytest.mark.alternates("transacted copies of JMS clients")
 @pytest.mark.parametrize("seed", range(1, 1 + (CUT_RUNS or 1)))
 @pytest.mark.timeout(300)
 def test_transacted_copy_leaves_each_message_in_one_queue_through_cuts(

@@ -151,6 +151,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, which: str) -> Iterator[
         yield server.url(name)
 
 
+@pytest.mark.alternates("kills of a service")
 @pytest.mark.timeout(60 + CHAOS_S + 2 * PATIENCE_S)
 @one_of("which", ["sqlite", "postgresql"], ["sqlite", "postgresql"])
 def test_exactly_once_survives_random_deaths_of_processes_broker_and_database(

@@ -91,6 +91,7 @@ def test_initiation_is_sent_after_a_commit_and_not_after_a_rollback(session: Ses
     run(shop.app, work, database=database)
 
 
+@pytest.mark.alternates("stages without a broker")
 def test_initiation_without_broker_or_connection_is_sent_by_a_later_run_of_the_service(
     session: Session, database: str
 ) -> None:

@@ -36,6 +36,7 @@ BEGIN = None
 """Step of a program's transaction that initiates a flow; the other steps change a row."""
 
 
+@pytest.mark.alternates("stages without a broker")
 def test_flows_initiated_without_a_broker_are_sent_once_when_it_is_back(database: str) -> None:
     shop = Shop(is_async=True)
 

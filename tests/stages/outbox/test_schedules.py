@@ -22,6 +22,7 @@ EXAMPLES = max(1, int(os.environ.get("TRUENEXT_EXAMPLES", "80")) // 10)
 failures; the others are drawn at random, and are larger."""
 
 
+@pytest.mark.alternates("large schedules")
 @pytest.mark.timeout(300 + EXAMPLES * 10)
 def test_exactly_once_holds_in_schedules_drawn_by_hypothesis() -> None:
     @seed(_seed())
@@ -39,6 +40,7 @@ def test_exactly_once_holds_in_schedules_drawn_by_hypothesis() -> None:
     try_one()
 
 
+@pytest.mark.alternates("large schedules")
 @pytest.mark.timeout(300 + EXAMPLES * 10)
 def test_exactly_once_holds_in_larger_schedules_drawn_at_random() -> None:
     seed_of_run = _seed()
