@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from select import select
 from typing import Any
 
 from tests.contract.fake_log import FakeLog, LogRows
@@ -12,7 +13,7 @@ from truenext.model.record import CONTENTS_LANE_KEY, lane_key, message_key, sequ
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.log import Log
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store
+from truenext.store.store import Pending, Progress, Recovered, Store
 
 KINDS = ["memory", "embedded", "checkpointing"]
 """Checkpointing is embedded with tiny segments that move into the checkpoint as soon as they may."""
@@ -75,7 +76,11 @@ class Disk:
         assert states[0] == states[1]
 
     def apply(self, **changes: Any) -> None:
-        self.store.apply(self.batch(**changes))
+        batch = self.batch(**changes)
+        if batch.number % 2:
+            self.store.apply(batch)
+        else:
+            begin_and_apply(self.store, batch)
 
     def batch(self, **changes: Any) -> Batch:
         self.number += 1
@@ -100,6 +105,28 @@ def embedded(kind: str, folder: Path, log: Log | None = None) -> EmbeddedStore:
     if kind.startswith("checkpointing"):
         return EmbeddedStore(folder, segment_bytes=200, segments_max=1, log=log)
     return EmbeddedStore(folder, segment_bytes=1 << 20, log=log)
+
+
+ANSWER_S = 0.1
+"""Time for which a test waits for the answer to a write that was begun."""
+
+
+def is_applied(pending: Pending | None) -> bool:
+    """Go on with a write as an event loop does. Return whether it has ended; otherwise it must be done again, by a call
+    that may wait."""
+    while pending is not None:
+        progress = pending.advance()
+        if progress is Progress.APPLIED:
+            return True
+        if progress is Progress.IN_DOUBT or not select([pending.socket], [], [], ANSWER_S)[0]:
+            break
+    return False
+
+
+def begin_and_apply(store: Store, batch: Batch) -> None:
+    """Apply a batch as the broker does if the store has a log."""
+    if not is_applied(store.begin(batch)):
+        store.apply(batch)
 
 
 def key(sequence: int, lane: bytes = LANE) -> bytes:

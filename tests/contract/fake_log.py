@@ -19,7 +19,7 @@ from truenext.store.log import (
     next_digest,
 )
 from truenext.store.overlay import Overlay, apply_journal, find_mark, merge_causes
-from truenext.store.store import Recovered
+from truenext.store.store import Progress, Recovered
 
 
 class LogRows:
@@ -81,6 +81,18 @@ class FakeSnapshot:
         return self._overlay.timer_view().iter_after(b"", iter(()))
 
 
+class FakeAppend:
+    """Append whose answer is there at once."""
+
+    socket = -1
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def advance(self) -> Progress:
+        return self._progress
+
+
 class FakeLog:
     def __init__(self, rows: LogRows) -> None:
         self.rows = rows
@@ -90,6 +102,8 @@ class FakeLog:
         self.disk_level = DiskLevel.PLENTY
         self.disk_level_bytes: Mapping[str, int] = {}
         self._epoch = -1
+        self._in_doubt = 0
+        """Number of a row that was begun, and not confirmed."""
         self.is_closed = False
 
     def relation(self, position: LogPosition) -> Relation:
@@ -116,6 +130,9 @@ class FakeLog:
 
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
         assert not self.is_closed
+        if number == self._in_doubt:
+            self._in_doubt = 0
+            return False
         if self.rows.rows[-1][2] != self._epoch:
             raise StoreFencedError("another broker has taken over")
         assert number == self.rows.last_number + 1
@@ -126,6 +143,15 @@ class FakeLog:
             self.rows.doubts -= 1
             return False
         return True
+
+    def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> FakeAppend | None:
+        try:
+            if self.append(number, before, digest, parts):
+                return FakeAppend(Progress.APPLIED)
+        except StoreFencedError:
+            return None
+        self._in_doubt = number
+        return FakeAppend(Progress.IN_DOUBT)
 
     def start(self) -> None:
         pass

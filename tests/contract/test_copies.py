@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.contract.fake_log import FakeLog, FakeSnapshot, LogRows
 from truenext.errors import ConfigurationError, StoreError, StoreFencedError, StoreForgottenError, StoreInUseError
 from truenext.store.check import check
 from truenext.store.copying import become_copy, detach, first_position
-from truenext.store.embedded import EmbeddedStore
+from truenext.store.embedded import BEGUN_BYTES_MAX, EmbeddedStore
 from truenext.store.log import EMPTY_PAYLOAD, KeptMessage, LogPosition
 
 
@@ -231,7 +232,32 @@ def test_row_in_doubt_is_not_shown_before_the_row_behind_it(copy: Disk, monkeypa
     monkeypatch.setattr(FakeLog, "append", observed)
     copy.log_rows.doubts = 1
     copy.apply(puts=put(3))
-    assert seen == [([1, 2], 1), ([1, 2], 1)]
+    # The row is begun and not confirmed, then it is found; then the row behind it is appended.
+    assert seen == [([1, 2], 1)] * 3
+
+
+def may_begin(copy: Disk, **changes: Any) -> bool:
+    return copy.store.begin(copy.batch(**({"puts": put(3)} | changes))) is not None
+
+
+def test_batch_that_may_have_to_wait_is_not_begun(copy: Disk) -> None:
+    store = copy.store
+    assert isinstance(store, EmbeddedStore)
+    rows = copy.log_rows.rows[:]
+    assert not may_begin(copy, size=BEGUN_BYTES_MAX + 1), "large"
+    assert not may_begin(copy, puts={key(3): bytes(1 << 20)}), "another segment"
+    assert not may_begin(copy, removes=[key(3)], puts={}), "perhaps in the checkpoint"
+    assert not may_begin(copy, puts=put(1)), "to be refused"
+    assert not may_begin(copy, dereferenced=[key(1)]), "a mark in the checkpoint"
+    store._checkpointer.failure = StoreError("the disk is full")
+    assert not may_begin(copy), "to be refused"
+    store._checkpointer.failure = None
+    assert copy.log_rows.rows == rows
+    assert may_begin(copy)
+    reopen(copy)
+    copy.store.close()
+    assert not may_begin(copy, puts=put(4)), "closed"
+    assert len(copy.log_rows.rows) == len(rows) + 2, "one begun, one of a takeover"
 
 
 def test_fenced_broker_writes_nothing_more_anywhere(copy: Disk) -> None:

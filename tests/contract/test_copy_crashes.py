@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.crashing import SEGMENT_BYTES, Held, batch_of, folder_for, random_changes
+from tests.contract.disk import begin_and_apply
 from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.simulated_disk import A_FOLDER, Disk, HistorySynced, Operation, Recorder, Walk, quick_folder
 from truenext.model.events import chunk_position
@@ -117,7 +118,7 @@ def _run(store: EmbeddedStore, recorder: Recorder, model: Held, disk: Disk, rng:
         changes = model.changes({}, [], clean_stop=False)
         for number in range(1, batches + 1):
             model.apply(changes)
-            store.apply(batch_of(number, changes))
+            begin_and_apply(store, batch_of(number, changes))
             last_event = len(model.history)
             changes = random_changes(model, rng, rng.choice([0, 0.8]))
     finally:

@@ -20,6 +20,7 @@ from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.log_rows import NewRow, last_row
 from truenext.store.postgresql.net_effect import NetEffect
 from truenext.store.postgresql.outcome import Finding, Row
+from truenext.store.store import Progress
 
 
 def plant(name: str) -> None:
@@ -36,11 +37,25 @@ def frame_before_row() -> None:
         assert self._log is not None
         before, number = self._journal.last_digest, self._journal.last_frame_number + 1
         digest = next_digest(before, parts)
-        appended = self._append(parts, records, digest)
+        appended = self.append_frame(parts, records, digest)
         self._log.append(number, before, digest, parts)
         return appended
 
     replace(FrameWriter, "append_batch", append_batch)
+    replace(FrameWriter, "begin_batch", lambda self, parts, records: None)
+
+
+def doubtful_answer_taken_for_done() -> None:
+    real = PostgresqlLog.end_begun
+
+    def end_begun(self: PostgresqlLog, begun: Any) -> Progress:
+        progress = real(self, begun)
+        if progress is not Progress.IN_DOUBT:
+            return progress
+        self._begun = None
+        return Progress.APPLIED
+
+    replace(PostgresqlLog, "end_begun", end_begun)
 
 
 def row_confirmed_before_it_is_synced() -> None:

@@ -40,6 +40,7 @@ def show(fault: str, found: str) -> None:
     "fault",
     [
         "frame_before_row",
+        "doubtful_answer_taken_for_done",
         "row_confirmed_before_it_is_synced",
         "lost_append_taken_for_done",
         "lost_append_repeated_under_a_new_number",

@@ -131,7 +131,9 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
 def test_history_alone_becomes_a_row_of_a_log_before_the_gap_of_a_crash_is_used_up(has_log: bool) -> None:
     """A folder that is made anew after a crash leaves GAP_EVENTS numbers out after the last row of the log."""
     applied: list[int] = []
-    store = mock.Mock(spec=Store, apply=lambda batch: applied.append(chunk_position(batch.history)[1]))
+    store = mock.Mock(
+        spec=Store, begin=lambda _: None, apply=lambda batch: applied.append(chunk_position(batch.history)[1])
+    )
     first_events = range(1, 4 * GAP_EVENTS, GAP_EVENTS // 16)
 
     async def run() -> None:

@@ -1,10 +1,13 @@
-"""Committer: makes batches durable, on a thread of its own or at once on the event loop.
+"""Committer: makes batches durable, on a thread of its own, at once on the event loop, or by a log's answer to it.
 
 Batches go to the store one after the other. While the thread writes a batch, the next one gathers in the engine.
 Batches follow one another without a timer: the disk sets the pace (group commit).
 
 If the disk will take a batch quickly (write_time.py), the event loop itself writes it: handing the batch to the thread
 and back would cost more. Source: docs/decisions/0047-larger-batches-at-once.md
+
+If the store is a copy of a log, the event loop begins a batch, and goes on with it when the log's answer is there. It
+never waits: whatever is unusual is left to the thread. Source: docs/decisions/0099-a-log-in-postgresql.md
 """
 
 import threading
@@ -19,7 +22,12 @@ from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
 from truenext.model.events import GAP_EVENTS, chunk_position
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
-from truenext.store.store import Store
+from truenext.store.store import Pending, Progress, Store
+
+ANSWER_SECONDS_MAX = 0.1
+"""Time after which the thread waits for a log's answer, instead of the event loop. It can tell why there is none."""
+
+_NO_SOCKET = -1
 
 
 class Committer:
@@ -43,7 +51,7 @@ class Committer:
         self._on_failed = on_failed
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self.is_busy = False
-        """True while the thread has a batch that is not durable yet. `commit` must not be called then."""
+        """True while there is a batch that is not durable yet. `commit` must not be called then."""
         self._handed_count = 0
         """Number of batches that the event loop has handed to the thread."""
         self._finished_count = 0
@@ -54,6 +62,11 @@ class Committer:
         """First event of the last history chunk that the store has."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
+        self._begun: tuple[Batch, Pending] | None = None
+        """Batch for whose answer the event loop waits."""
+        self._answer_timer: TimerHandle | None = None
+        self._socket = _NO_SOCKET
+        """Socket that the event loop watches, also between two batches."""
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
 
@@ -70,8 +83,8 @@ class Committer:
                 self._flush_later()
             return True
         self.is_busy = True
-        self._handed_count += 1
-        self._queue.put(batch)
+        if not (self._has_log and self._is_thread_idle and self._begin(batch)):
+            self._hand_over(batch)
         return False
 
     @property
@@ -80,22 +93,95 @@ class Committer:
         return self._handed_count == self._finished_count
 
     def close(self) -> None:
-        """End the thread after its current work."""
+        """End the thread after its current work. A batch for whose answer the event loop waits is part of that."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
+        self._give_up_answer()
+        self._unwatch()
         self._queue.put(None)
         self._thread.join()
 
     # ---- At once ----
 
     def _apply(self, batch: Batch, *, is_inline: bool) -> None:
-        if not batch.is_empty() or self._is_history_due(batch.history):
+        if self._needs_store(batch):
             started = monotonic()
             self._store.apply(batch)
             size = batch.size + len(batch.history)
             self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
-            if self._has_log and batch.history:
-                _, self._stored_event = chunk_position(batch.history)
+            self._note_stored(batch)
+
+    def _needs_store(self, batch: Batch) -> bool:
+        return not batch.is_empty() or self._is_history_due(batch.history)
+
+    def _note_stored(self, batch: Batch) -> None:
+        if self._has_log and batch.history:
+            _, self._stored_event = chunk_position(batch.history)
+
+    # ---- By an answer ----
+
+    def _begin(self, batch: Batch) -> bool:
+        """Begin to write a batch. Return False if the thread must write it."""
+        pending = self._store.begin(batch) if self._needs_store(batch) else None
+        if pending is None:
+            return False
+        self._begun = batch, pending
+        if pending.socket != self._socket:
+            self._unwatch()
+            self._loop.add_reader(pending.socket, self._go_on)
+            self._socket = pending.socket
+        self._answer_timer = self._loop.call_later(ANSWER_SECONDS_MAX, self._give_up_answer)
+        return True
+
+    def _go_on(self) -> None:
+        if self._begun is None:
+            # The server has ended the connection: found by the next batch.
+            self._unwatch()
+            return
+        batch, pending = self._begun
+        try:
+            progress = pending.advance()
+        except Exception as error:
+            self._end_answer()
+            self._on_failed(_failure_of(error))
+            return
+        if progress is Progress.IN_DOUBT:
+            self._give_up_answer()
+        elif progress is Progress.APPLIED:
+            self._end_answer()
+            self._note_stored(batch)
+            self._finish_begun(batch)
+
+    def _finish_begun(self, batch: Batch) -> None:
+        try:
+            self._append_history(batch)
+        except TruenextError as error:
+            self._on_failed(error)
+            return
+        self._done(batch)
+
+    def _end_answer(self) -> None:
+        self._begun = None
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+
+    def _give_up_answer(self) -> None:
+        """Leave the batch for whose answer the event loop waits to the thread."""
+        if self._begun is not None:
+            batch, _ = self._begun
+            self._end_answer()
+            self._hand_over(batch)
+
+    def _hand_over(self, batch: Batch) -> None:
+        # From here on the connection is the thread's, which may close it.
+        self._unwatch()
+        self._handed_count += 1
+        self._queue.put(batch)
+
+    def _unwatch(self) -> None:
+        if self._socket != _NO_SOCKET:
+            self._loop.remove_reader(self._socket)
+            self._socket = _NO_SOCKET
 
     # ---- History ----
 
@@ -141,8 +227,7 @@ class Committer:
                 self._append_history(batch)
                 self._finished_count += 1
             except Exception as error:
-                failure = error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")
-                self._loop.call_soon_threadsafe(self._on_failed, failure)
+                self._loop.call_soon_threadsafe(self._on_failed, _failure_of(error))
                 return
 
     def _done(self, batch: Batch) -> None:
@@ -150,3 +235,7 @@ class Committer:
         if self._history is not None:
             self._flush_later()
         self._on_committed(batch)
+
+
+def _failure_of(error: Exception) -> TruenextError:
+    return error if isinstance(error, TruenextError) else StoreError(f"the store failed: {error!r}")

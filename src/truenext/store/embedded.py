@@ -10,8 +10,8 @@ The data folder:
     apply                  writes the batch to the journal, durable by one write; then to the overlay
     read_page, recover     read the checkpoint together with the overlay, the journal's index (overlay.py)
 
-With a log (log.py), `apply` writes the batch to the log first. Then the journal is not synced for each batch: the
-folder is a copy, and `recover` fetches from the log what the folder lacks.
+With a log (log.py), `apply` and `begin` write the batch to the log first. Then the journal is not synced for each
+batch: the folder is a copy, and `recover` fetches from the log what the folder lacks.
 
 Meanwhile a thread copies the oldest segment's remaining messages into the checkpoint (checkpointer.py).
 """
@@ -61,7 +61,7 @@ from truenext.store.frame_writer import FrameWriter
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
 from truenext.store.log import Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
-from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
+from truenext.store.store import Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import (
     STORAGE_ERRORS,
     damage_error,
@@ -69,6 +69,9 @@ from truenext.store.store_errors import (
     store_error,
     translated_errors,
 )
+
+BEGUN_BYTES_MAX = 256 * 1024
+"""Size of a batch above which `begin` leaves the batch to `apply`: the caller of `begin` must not be kept long."""
 
 
 class EmbeddedStore:
@@ -189,17 +192,54 @@ class EmbeddedStore:
             raise self._checkpointer.failure
         # Set before anything can fail. After a failed write the content of the disk is unknown, so that a second try
         # could confirm a batch that is not there.
-        self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
+        self._unwritable_reason = _unwritable_reason(batch)
         if not self._checkpointer.is_enabled:
             self._checkpointer.enable()
         try:
             if batch.dereferenced or batch.transient_dereferenced:
                 batch = dereference_contents(batch, self._mark_lookup())
             changes = changes_of(batch)
-            self._check_batch(batch, changes)
+            for keys, are_transient in self._check_batch(batch, changes):
+                self._require_in_checkpoint(batch, keys, are_transient=are_transient)
             segment, offset = self._writer.append_batch(encode_batch(batch, changes.rare), changes.count)
         except STORAGE_ERRORS as error:
             raise store_error(f"write to the store in {self._path}", error, self._path) from error
+        self._finish(batch, changes, segment, offset)
+
+    def begin(self, batch: Batch) -> Pending | None:
+        if not self._may_begin(batch):
+            return None
+        changes = changes_of(batch)
+        try:
+            if self._check_batch(batch, changes):
+                # The checkpoint may have to be read from the disk.
+                return None
+        except StoreError:
+            # The store becomes unwritable by `apply`.
+            return None
+        parts = encode_batch(batch, changes.rare)
+        begun = self._writer.begin_batch(parts, changes.count)
+        if begun is None:
+            return None
+        append, digest = begun
+        return _PendingApply(append, partial(self._write_frame, batch, changes, parts, digest))
+
+    def _may_begin(self, batch: Batch) -> bool:
+        return (
+            not self._unwritable_reason
+            and self._checkpointer.failure is None
+            and batch.size + len(batch.history) <= BEGUN_BYTES_MAX
+            and not (batch.dereferenced or batch.transient_dereferenced)
+        )
+
+    def _write_frame(self, batch: Batch, changes: Changes, parts: list[bytes], digest: bytes) -> None:
+        self._unwritable_reason = _unwritable_reason(batch)
+        with translated_errors(f"write to the store in {self._path}", self._path):
+            segment, offset = self._writer.append_frame(parts, changes.count, digest)
+        self._finish(batch, changes, segment, offset)
+
+    def _finish(self, batch: Batch, changes: Changes, segment: int, offset: int) -> None:
+        """Note that a batch is durable."""
         with self._lock:
             self._overlay.apply_changes(changes, segment, offset)
             self._last_applied = batch.number
@@ -262,14 +302,15 @@ class EmbeddedStore:
 
     # ---- Writing ----
 
-    def _check_batch(self, batch: Batch, changes: Changes) -> None:
+    def _check_batch(self, batch: Batch, changes: Changes) -> list[tuple[list[bytes], bool]]:
         """Check that the batch removes only messages that exist, and puts only new ones. Otherwise a message would be
-        lost, or be seen twice. Raises: StoreError"""
+        lost, or be seen twice. Return the keys of removed messages that must be in the checkpoint, and whether they are
+        transient. Raises: StoreError"""
         overlay = self._overlay
-        if changes.removes:
-            self._check_removes(batch, changes.removes, are_transient=False)
-        if changes.transient_removes:
-            self._check_removes(batch, changes.transient_removes, are_transient=True)
+        in_checkpoint = []
+        for removes, are_transient in ((changes.removes, False), (changes.transient_removes, True)):
+            if removes and (old := self._check_removes(batch, removes, are_transient=are_transient)):
+                in_checkpoint.append((old, are_transient))
         for puts in (batch.puts, batch.transient_puts):
             if puts and any(overlay.find(puts)):
                 raise disagreement_error(batch.number, "puts a message that exists already")
@@ -277,6 +318,7 @@ class EmbeddedStore:
             may_rename(self._queues.get(number), name) for number, name in batch.queues.items()
         ):
             raise disagreement_error(batch.number, "puts a queue that exists already")
+        return in_checkpoint
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
         """Return a function from a message key to the mark. The function is valid until the next batch is written. If
@@ -285,7 +327,8 @@ class EmbeddedStore:
         # In this order: a mark that the overlay drops meanwhile is in the checkpoint.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)
 
-    def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
+    def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> list[bytes]:
+        """Return the keys that the journal does not have. Raises: StoreError"""
         if len(keys) > 1 and len(set(keys)) != len(keys):
             raise disagreement_error(batch.number, "removes a message twice")
         old = []
@@ -294,8 +337,7 @@ class EmbeddedStore:
                 old.append(keys[at])
             elif found[0].is_transient(found[1]) is not are_transient:
                 raise disagreement_error(batch.number, f"removes message {keys[at].hex()}, which does not exist")
-        if old:
-            self._require_in_checkpoint(batch, old, are_transient=are_transient)
+        return old
 
     def _require_in_checkpoint(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         with self._changed:
@@ -472,6 +514,25 @@ class EmbeddedStore:
         counts.update(self._overlay.counts())
         counts.subtract(Counter(key[:LANE_KEY_SIZE] for key in removed))
         return {lane: count for lane, count in counts.items() if count and lane != CONTENTS_LANE_KEY}
+
+
+class _PendingApply:
+    """Batch that was begun: when the log has its row, the journal gets its frame."""
+
+    def __init__(self, append: Pending, write_frame: Callable[[], None]) -> None:
+        self.socket = append.socket
+        self._append = append
+        self._write_frame = write_frame
+
+    def advance(self) -> Progress:
+        progress = self._append.advance()
+        if progress is Progress.APPLIED:
+            self._write_frame()
+        return progress
+
+
+def _unwritable_reason(batch: Batch) -> str:
+    return f"batch {batch.number} could not be written; start the broker again"
 
 
 def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:

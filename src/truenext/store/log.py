@@ -22,7 +22,7 @@ from truenext.errors import StoreError
 from truenext.model.batch import Batch, Causes, Mark
 from truenext.model.disk_level import DiskLevel
 from truenext.store.changes import encode_batch
-from truenext.store.store import Recovered
+from truenext.store.store import Pending, Recovered
 
 DIGEST_SIZE = 16
 
@@ -162,6 +162,13 @@ class Log(Protocol):
 
         Raises: StoreFencedError if another broker has taken over; StoreForgottenError if the database has lost rows;
         StoreError if the row could not be appended in time
+        """
+
+    def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> Pending | None:
+        """Begin to append a row, without waiting for anything. Return None if `append` must do it.
+
+        In both cases the next call must be `append` of the same row, unless `Pending` appends it. `APPLIED` means that
+        `append` would have returned True.
         """
 
     def start(self) -> None:

@@ -101,6 +101,9 @@ class MemoryStore:
             self._last_applied = batch.number
         self._unwritable_reason = ""
 
+    def begin(self, batch: Batch) -> None:
+        return None
+
     def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         with self._lock:
             after = message_key(lane, after_sequence)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from typing import Protocol, Self
 
@@ -97,6 +98,31 @@ class Recovered:
     """History chunks of batches, in order. The history's own files may lack them."""
 
 
+class Progress(Enum):
+    """Progress of a batch that `Store.begin` has begun."""
+
+    WAITING = 1
+    """The answer is not complete."""
+    APPLIED = 2
+    """The batch is durable."""
+    IN_DOUBT = 3
+    """The batch may be durable. `Store.apply` must go on with it, and may wait."""
+
+
+class Pending(Protocol):
+    """Write that was begun, and waits for an answer of another machine. It is used by one thread."""
+
+    @property
+    def socket(self) -> int:
+        """File descriptor that is readable when `advance` can do more."""
+
+    def advance(self) -> Progress:
+        """Go on without waiting. Not to be called again once the result was not WAITING.
+
+        Raises: StoreError if the batch could not be made durable
+        """
+
+
 class Store(Protocol):
     """Durable state of one broker. Only one thread at a time may call `apply`, `recover` and `close`."""
 
@@ -124,6 +150,13 @@ class Store(Protocol):
         on a thread; if the disk is quick, also on its event loop, for small batches.
 
         Raises: StoreError if the batch could not be made durable. The broker must then stop, without another try.
+        """
+
+    def begin(self, batch: Batch) -> Pending | None:
+        """Begin to apply a batch, without waiting for anything. Return None if `apply` must do it.
+
+        In both cases the next call must be `apply` of the same batch, unless `Pending` makes the batch durable. Between
+        the two the thread may change; the earlier thread then no longer uses `Pending`.
         """
 
     def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:

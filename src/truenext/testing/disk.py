@@ -24,6 +24,7 @@ class FaultyStore:
         self.may_be_slow = False
         """False while the broker starts or stops. Then batches are not delayed."""
         self.recover = store.recover
+        self.begin = store.begin
         self.read_page = store.read_page
         self.read_messages = store.read_messages
         self.content_references = store.content_references

@@ -60,14 +60,15 @@ def own_log_server() -> Iterator[PostgresServer]:
 OpenWriter = Callable[..., LogWriter]
 
 
-@pytest.fixture
-def open_writer(log_server: PostgresServer, schema: str) -> Iterator[OpenWriter]:
+@pytest.fixture(params=["waiting", "begun"])
+def open_writer(log_server: PostgresServer, schema: str, request: pytest.FixtureRequest) -> Iterator[OpenWriter]:
     """Function that opens the log in `schema` for a broker, takes it over and follows it. Its arguments are those of
     PostgresqlLog, and `server` for another one."""
     opened = []
+    begins = request.param == "begun"
 
     def open_one(server: PostgresServer = log_server, schema: str = schema, **options: object) -> LogWriter:
-        writer = LogWriter(open_log(url_of(server), schema, **options), empty_state().position)
+        writer = LogWriter(open_log(url_of(server), schema, **options), empty_state().position, begins=begins)
         opened.append(writer)
         writer.take_over()
         return writer

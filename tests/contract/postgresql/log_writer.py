@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from sys import maxsize
 from typing import Any
 
+from tests.contract.disk import is_applied
 from tests.contract.postgresql.rows import SCHEMA, State, empty_state
 from tests.stages.postgres import PostgresServer
 from truenext.store.log import EMPTY_PAYLOAD, LogPosition, next_digest
@@ -60,14 +61,20 @@ def open_compacted(server: PostgresServer, schema: str) -> Callable[[], Postgres
 class LogWriter:
     """Broker that has taken over a log, and appends to it."""
 
-    def __init__(self, log: PostgresqlLog, position: LogPosition) -> None:
-        """`position` is that of a folder of this log."""
+    def __init__(self, log: PostgresqlLog, position: LogPosition, *, begins: bool = False) -> None:
+        """`position` is that of a folder of this log. With `begins`, an append is begun before it is waited for."""
         self.log = log
         self.position = position
+        self.begins = begins
+        self.begun_count = 0
+        """Number of appends that ended without waiting."""
 
     def take_over(self) -> None:
         self.log.take_over()
         self.follow()
+        if self.begins:
+            # The first append would prepare the statements, and wait for that.
+            self.log._call(self.log._prepare_append)
 
     def follow(self) -> list[bytes]:
         """Read all rows that are new, and return their payloads."""
@@ -80,7 +87,12 @@ class LogWriter:
 
     def append(self, payload: bytes = b"payload") -> bool:
         new = self._next(payload)
-        is_certain = self.log.append(new.number, self.position.digest, new.digest, [payload[:3], payload[3:]])
+        row = (new.number, self.position.digest, new.digest, [payload[:3], payload[3:]])
+        if self.begins and is_applied(self.log.begin_append(*row)):
+            self.begun_count += 1
+            is_certain = True
+        else:
+            is_certain = self.log.append(*row)
         self.position = new
         return is_certain
 

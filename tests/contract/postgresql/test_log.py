@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -32,7 +33,9 @@ from truenext.store.postgresql.background import Background
 from truenext.store.postgresql.compaction import Compactor, compact
 from truenext.store.postgresql.connection import Connection, application_name
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS, partitions_in
+from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.log_rows import NewRow
+from truenext.store.store import Pending, Progress
 
 
 def backend_of(writer: LogWriter) -> int:
@@ -60,15 +63,29 @@ class LostAnswers:
         self._left = count
         self._append = log_rows.append_row
         monkeypatch.setattr(log_rows, "append_row", self._append_and_lose)
+        self._end_begun = PostgresqlLog.end_begun
+        monkeypatch.setattr(PostgresqlLog, "end_begun", lambda log, begun: self._end_and_lose(log, begun))
 
     def _append_and_lose(self, connection: Connection, new: NewRow) -> bool | None:
         found = self._append(connection, new)
         if self._left == 0:
             return found
+        self._lose(connection)
+        raise psycopg.OperationalError("the answer is lost")
+
+    def _end_and_lose(self, log: PostgresqlLog, begun: Any) -> Progress:
+        progress = self._end_begun(log, begun)
+        if self._left == 0 or progress is not Progress.APPLIED:
+            return progress
+        self._lose(begun.connection)
+        begun.connection._answer = None
+        log._begun = begun
+        return Progress.IN_DOUBT
+
+    def _lose(self, connection: Connection) -> None:
         self._left -= 1
         with self._server.connect() as admin:
             terminate(admin, connection.info.backend_pid)
-        raise psycopg.OperationalError("the answer is lost")
 
 
 @contextmanager
@@ -278,6 +295,85 @@ def test_row_without_a_partition_attaches_it(
     admin.execute(f"DROP SCHEMA {name} CASCADE")
 
 
+# ---- Appends that were begun ----
+
+
+@pytest.fixture
+def begun_writer(open_writer: OpenWriter) -> LogWriter:
+    writer = open_writer()
+    if not writer.begins:
+        pytest.skip("for appends that are begun")
+    return writer
+
+
+def test_append_that_was_begun_ends_without_waiting(
+    begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
+) -> None:
+    for number in range(20):
+        assert begun_writer.append(b"%d" % number)
+    # Another process may have kept the server from answering in time.
+    assert begun_writer.begun_count >= 10
+    assert payloads(admin, schema) == [b"%d" % number for number in range(20)]
+
+
+def begin(writer: LogWriter, payload: bytes) -> tuple[LogPosition, Pending]:
+    new = writer._next(payload)
+    pending = writer.log.begin_append(new.number, writer.position.digest, new.digest, [payload])
+    assert pending is not None
+    return new, pending
+
+
+def test_answer_that_is_read_late_is_in_doubt(begun_writer: LogWriter, admin: psycopg.Connection[Any]) -> None:
+    """As if this process was stopped while the answer was on its way."""
+    new, pending = begin(begun_writer, b"one")
+    time.sleep(log_module.SLOW_S)
+    assert pending.advance() is Progress.IN_DOUBT
+    assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "silent"])
+def test_append_that_was_begun_is_taken_over_before_its_answer(
+    begun_writer: LogWriter,
+    admin: psycopg.Connection[Any],
+    schema: str,
+    caplog: pytest.LogCaptureFixture,
+    is_cut: bool,
+) -> None:
+    process = backend_of(begun_writer)
+    with stopped(process), later(0.3, lambda: os.kill(process, signal.SIGCONT)):
+        new, pending = begin(begun_writer, b"one")
+        if is_cut:
+            with socket.socket(fileno=os.dup(pending.socket)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        assert pending.advance() is (Progress.IN_DOUBT if is_cut else Progress.WAITING)
+        assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
+    assert payloads(admin, schema) == [b"one"]
+    messages = [record.message for record in caplog.records if record.name == log_module.__name__]
+    lost = ["connection to PostgreSQL lost: nothing is confirmed until it is back", "PostgreSQL is available again"]
+    assert messages == (lost if is_cut else [])
+    assert not is_cut or "closed" in caplog.records[0].__dict__["reason"]
+
+
+def test_append_is_not_begun_on_a_connection_that_must_be_made_ready(begun_writer: LogWriter) -> None:
+    log = begun_writer.log
+    connection = log._connection
+    assert connection is not None
+    connection.has_prepared_append = False
+    assert log.begin_append(2, b"", b"", [b"one"]) is None
+    connection.has_prepared_append = True
+    assert log.begin_append(2, b"", b"", [bytes(PART_BYTES_MAX + 1)]) is None
+    connection.close()
+    assert log.begin_append(2, b"", b"", [b"one"]) is None
+    assert begun_writer.append()
+
+
+def test_append_is_not_begun_once_the_background_work_has_failed(begun_writer: LogWriter) -> None:
+    background_of(begun_writer).failure = StoreFencedError("taken over")
+    assert begun_writer.log.begin_append(2, b"", b"", [b"one"]) is None
+    with pytest.raises(StoreFencedError):
+        begun_writer.append()
+
+
 # ---- Errors of the server ----
 
 
@@ -449,16 +545,16 @@ def test_slow_append_that_returns_after_a_takeover_is_fenced(
 ) -> None:
     """As if this process was stopped while the answer was on its way."""
     first = open_writer()
-    append_row = log_rows.append_row
+    finish_append = log_rows.finish_append
 
-    def append_slowly(connection: Connection, new: NewRow) -> bool | None:
-        found = append_row(connection, new)
-        monkeypatch.setattr(log_rows, "append_row", append_row)
+    def finish_slowly(connection: Connection) -> bool | None:
+        found = finish_append(connection)
+        monkeypatch.setattr(log_rows, "finish_append", finish_append)
         open_writer(take_over=True)
         time.sleep(log_module.SLOW_S)
         return found
 
-    monkeypatch.setattr(log_rows, "append_row", append_slowly)
+    monkeypatch.setattr(log_rows, "finish_append", finish_slowly)
     with pytest.raises(StoreFencedError):
         first.append()
 
@@ -739,6 +835,18 @@ def test_append_that_is_found_after_a_doubt_is_uncertain(
     LostAnswers(monkeypatch, replicated)
     assert not replicated_writer.append(b"one")
     assert replicated_writer.append(EMPTY_PAYLOAD)
+
+
+def test_append_with_a_warning_is_uncertain(replicated_writer: LogWriter, replicated: PostgresServer) -> None:
+    with replicated.connect() as admin:
+        admin.execute(
+            "CREATE FUNCTION own.warn() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE WARNING 'planted'; RETURN NEW; END $$"
+        )
+        admin.execute("CREATE TRIGGER warn BEFORE INSERT ON own.log FOR EACH ROW EXECUTE FUNCTION own.warn()")
+        assert not replicated_writer.append()
+        admin.execute("DROP FUNCTION own.warn() CASCADE")
+    assert replicated_writer.append()
 
 
 def test_append_without_the_standby_waits_for_it(

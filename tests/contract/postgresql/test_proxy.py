@@ -23,7 +23,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from tests.contract.disk import LANE, key, put
+from tests.contract.disk import LANE, begin_and_apply, key, put
 from tests.contract.postgresql.log_writer import DATABASE_LIMIT, DURABLE, make_log, url_of
 from tests.contract.postgresql.proxy import Harm, Plan, ProtocolProxy
 from tests.contract.postgresql.test_log import Standby, set_globally
@@ -116,7 +116,10 @@ class Script:
         self._batches += 1
         batch = Batch(self._batches)
         batch.puts = put(self._batches)
-        store.apply(batch)
+        if self._batches % 2:
+            begin_and_apply(store, batch)
+        else:
+            store.apply(batch)
         self.confirmed.append(self._batches)
 
     def _compact(self) -> None:

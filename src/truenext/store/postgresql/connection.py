@@ -86,6 +86,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """True if the session has the statements of `log_rows.append_row`."""
     is_read_only = False
     """True if the server cannot be written to, such as a standby."""
+    _answer: pq.abc.PGresult | None = None
+    """First result of the last prepared statement."""
     is_abandoned = False
     """True if all waiting shall end. Another thread may set it."""
 
@@ -103,8 +105,29 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
         Return the values of the first row; an empty list if there is none. Raises: psycopg.Error
         """
-        pgconn = self.pgconn
-        pgconn.send_query_prepared(name, parameters, formats, pq.Format.BINARY)
+        self.begin_prepared(name, parameters, formats)
+        return self.finish_prepared()
+
+    def begin_prepared(self, name: bytes, parameters: Sequence[bytes], formats: Sequence[int]) -> None:
+        """Begin to execute a prepared statement, without waiting. Raises: psycopg.Error"""
+        self._answer = None
+        self.pgconn.send_query_prepared(name, parameters, formats, pq.Format.BINARY)
+
+    @property
+    def is_sent(self) -> bool:
+        """True if the server's socket has taken all of the statement that was begun. Raises: psycopg.Error"""
+        return not self.pgconn.flush()
+
+    def read_answer(self) -> bool:
+        """Read what has arrived, without waiting. Return whether the answer is complete. Raises: psycopg.Error"""
+        self.pgconn.consume_input()
+        return self._is_answered()
+
+    def finish_prepared(self) -> list[bytes | None]:
+        """Return what `execute_prepared` does, for the statement that was begun. May be called again after it.
+
+        Raises: psycopg.Error
+        """
         result = self._fetch()
         if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             raise psycopg.errors.error_from_result(result, self.info.encoding)
@@ -112,6 +135,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def prepare(self, name: bytes, statement: str, types: Sequence[int]) -> None:
         """Prepare a statement whose parameters have these types, by their OIDs. Raises: psycopg.Error"""
+        self._answer = None
         self.pgconn.send_prepare(name, statement.encode(), types)
         result = self._fetch()
         if result.status != pq.ExecStatus.COMMAND_OK:
@@ -123,18 +147,22 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         while pgconn.flush():
             if self._wait_until_ready(_READ | _WRITE) & _READ:
                 pgconn.consume_input()
-        first = None
-        while True:
-            while pgconn.is_busy():
-                self._wait_until_ready(_READ)
-                pgconn.consume_input()
+        while not self._is_answered():
+            self._wait_until_ready(_READ)
+            pgconn.consume_input()
+        if self._answer is None:
+            raise psycopg.OperationalError("the server has sent no result")
+        return self._answer
+
+    def _is_answered(self) -> bool:
+        """Take the results that have arrived. Return whether there will be no other."""
+        pgconn = self.pgconn
+        while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                break
-            first = first or result
-        if first is None:
-            raise psycopg.OperationalError("the server has sent no result")
-        return first
+                return True
+            self._answer = self._answer or result
+        return False
 
     def _wait_until_ready(self, interest: int) -> int:
         """Wait until the socket is ready for reading, writing, or one of both, as `interest` says. Return for which it

@@ -4,7 +4,12 @@
     takeover    one transaction under a lock: reads the last row, and inserts a row with the next epoch (takeover.py)
 
 An append whose answer is lost is repeated under the same number, on a new connection, until the patience ends. The rows
-show which of the attempts succeeded (outcome.py). Partitions, compaction and sizes are the work of a thread
+show which of the attempts succeeded (outcome.py).
+
+`begin_append` sends the statement, and its caller goes on meanwhile. Only an answer without any doubt ends that append;
+`append` takes over from any other point, as if it had sent the statement itself.
+
+Partitions, compaction and sizes are the work of a thread
 (background.py).
 """
 
@@ -37,6 +42,7 @@ from truenext.store.postgresql.connection import (
 )
 from truenext.store.postgresql.log_rows import NewRow
 from truenext.store.postgresql.outcome import ErrorKind, Finding, Row, RowChain, find, kind_of_error, relate
+from truenext.store.store import Pending, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +93,8 @@ class PostgresqlLog:
         self._background = Background(self._parameters, schema, database_limit)
         self._is_database_full = False
         self._epoch = 0
+        self._begun: _BegunAppend | None = None
+        """Append that was begun, and whose answer `append` must read."""
         self._is_active = False
         self._is_stopping = False
         self._last_number = 0
@@ -221,7 +229,8 @@ class PostgresqlLog:
         if not self._is_active:
             raise StoreError("the log cannot be written before it was taken over")
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
-        started = monotonic()
+        assert self._begun is None or self._begun.new == new
+        started = monotonic() if self._begun is None else self._begun.started
         is_certain = self._call(partial(self._append, new=new), SILENCE_S + len(new.payload) / SLOWEST_DISK)
         while monotonic() - started > SLOW_S:
             started = monotonic()
@@ -229,16 +238,49 @@ class PostgresqlLog:
         self._last_number = number
         return is_certain or not self._is_replicated
 
-    def _append(self, connection: Connection, new: NewRow) -> bool:
-        """Append a row. Return whether the standby has it for certain, too, if there must be one."""
+    def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> Pending | None:
+        connection = self._connection
+        if connection is None or connection.closed or not connection.has_prepared_append:
+            return None
         if self._background.failure is not None:
-            raise self._background.failure
-        if not connection.has_prepared_append:
-            # Not at the opening: it waits for the lock of a takeover whose broker has died, which `take_over` ends.
-            log_rows.prepare_append(connection, self._schema)
+            return None
+        new = NewRow(number, self._epoch, digest, before, b"".join(parts))
+        if not new.has_one_part:
+            return None
+        self._begun = begun = _BegunAppend(self, connection, new)
         connection.has_warned = False
         try:
-            names_standbys = log_rows.append_row(connection, new)
+            log_rows.begin_append(connection, new)
+            return begun if connection.is_sent else None
+        except psycopg.Error:
+            # `append` finds the error again.
+            return None
+
+    def end_begun(self, begun: _BegunAppend) -> Progress:
+        """Find out whether an append that was begun has ended without any doubt. Do not wait."""
+        connection, new = begun.connection, begun.new
+        try:
+            if not connection.read_answer():
+                return Progress.WAITING
+            names_standbys = log_rows.finish_append(connection)
+        except psycopg.Error:
+            return Progress.IN_DOUBT
+        is_certain = names_standbys is not None and (names_standbys or not self._is_replicated)
+        if connection.has_warned or not is_certain or monotonic() - begun.started > SLOW_S:
+            return Progress.IN_DOUBT
+        self._begun = None
+        self._last_number = new.number
+        return Progress.APPLIED
+
+    def _append(self, connection: Connection, new: NewRow) -> bool:
+        """Append a row. Return whether the standby has it for certain, too, if there must be one."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            self._prepare_append(connection)
+        try:
+            names_standbys = (
+                log_rows.append_row(connection, new) if begun is None else log_rows.finish_append(connection)
+            )
         except psycopg.errors.UniqueViolation:
             names_standbys = None
         if names_standbys is None:
@@ -247,6 +289,15 @@ class PostgresqlLog:
             return False
         self._check_standbys(names_standbys)
         return not connection.has_warned
+
+    def _prepare_append(self, connection: Connection) -> None:
+        """Raises: StoreError if the background work has failed"""
+        if self._background.failure is not None:
+            raise self._background.failure
+        if not connection.has_prepared_append:
+            # Not at the opening: it waits for the lock of a takeover whose broker has died, which `take_over` ends.
+            log_rows.prepare_append(connection, self._schema)
+        connection.has_warned = False
 
     def _check_appended(self, connection: Connection, new: NewRow) -> None:
         """Check that the row is there, and that no broker has taken over since."""
@@ -299,7 +350,8 @@ class PostgresqlLog:
                 return result
 
     def _connected(self, attempts: _Attempts, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
-        if self._connection is None or self._connection.closed:
+        # The loss of the connection of an append that was begun is found by reading its answer.
+        if self._connection is None or (self._connection.closed and self._begun is None):
             self._connection = self._connect_again(min(timeout_s, attempts.left_s))
             self._server = self._connection.where
         return self._connection
@@ -420,6 +472,18 @@ _WARNINGS = {
 
 
 _AWAITED = {ErrorKind.STANDBY: Awaited.STANDBY, ErrorKind.DISK_FULL: Awaited.SPACE}
+
+
+class _BegunAppend:
+    def __init__(self, log: PostgresqlLog, connection: Connection, new: NewRow) -> None:
+        self.connection = connection
+        self.new = new
+        self.started = monotonic()
+        self.socket = connection.pgconn.socket
+        self._log = log
+
+    def advance(self) -> Progress:
+        return self._log.end_begun(self)
 
 
 class _Attempts:

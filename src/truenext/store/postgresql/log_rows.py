@@ -41,6 +41,10 @@ class NewRow(NamedTuple):
     payload: bytes
 
     @property
+    def has_one_part(self) -> bool:
+        return len(self.payload) <= PART_BYTES_MAX
+
+    @property
     def row(self) -> Row:
         return Row(self.number, self.epoch, self.digest)
 
@@ -64,15 +68,28 @@ def append_row(connection: Connection, new: NewRow) -> bool | None:
 
     Return whether PostgreSQL names synchronous standbys; None if no row was appended. Raises: psycopg.Error
     """
-    if len(new.payload) > PART_BYTES_MAX:
-        return _append_parts(connection, new)
-    return _append_first(connection, new, new.payload)
+    return _append_first(connection, new, new.payload) if new.has_one_part else _append_parts(connection, new)
+
+
+def begin_append(connection: Connection, new: NewRow) -> None:
+    """Begin to append a row of one part, without waiting. Raises: psycopg.Error"""
+    _begin_first(connection, new, new.payload)
+
+
+def finish_append(connection: Connection) -> bool | None:
+    """Return what `append_row` does, for the row that was begun. Raises: psycopg.Error"""
+    found = connection.finish_prepared()
+    return found[0] == b"\1" if found else None
 
 
 def _append_first(connection: Connection, new: NewRow, payload: bytes) -> bool | None:
+    _begin_first(connection, new, payload)
+    return finish_append(connection)
+
+
+def _begin_first(connection: Connection, new: NewRow, payload: bytes) -> None:
     values = [_BIGINT.pack(new.number), _INT.pack(new.epoch), new.digest, payload, new.before]
-    found = connection.execute_prepared(_APPEND, values, _FIVE_BINARY)
-    return found[0] == b"\1" if found else None
+    connection.begin_prepared(_APPEND, values, _FIVE_BINARY)
 
 
 def _append_parts(connection: Connection, new: NewRow) -> bool | None:

@@ -1,0 +1,276 @@
+"""Tests of batches that the event loop begins, and of those that it leaves to the thread."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import cast
+from unittest import mock
+
+import pytest
+
+from truenext.broker import committer as committer_module
+from truenext.broker.committer import Committer
+from truenext.broker.write_time import RemoteWriteTime
+from truenext.errors import StoreError, TruenextError
+from truenext.history.writer import HistoryWriter
+from truenext.model.batch import Batch
+from truenext.model.events import GAP_EVENTS
+from truenext.store.store import Progress, Store
+
+PATIENCE_S = 5.0
+
+
+class Answering:
+    """Store with a log, whose answers a test gives."""
+
+    def __init__(self) -> None:
+        self.ours, self._theirs = socket.socketpair()
+        self.is_refusing = False
+        """True while no batch can be begun."""
+        self.progress = Progress.APPLIED
+        self.error: Exception | None = None
+        self.begun: list[int] = []
+        self.waited: list[tuple[int, bool]] = []
+        """Batches that were applied by a call that may wait, and whether the socket was watched then."""
+        self.may_apply = threading.Event()
+        self.may_apply.set()
+        self.is_watched: Callable[[], bool] = lambda: False
+
+    @property
+    def socket(self) -> int:
+        return self.ours.fileno()
+
+    def begin(self, batch: Batch) -> "Answering | None":
+        if self.is_refusing:
+            return None
+        self.begun.append(batch.number)
+        return self
+
+    def advance(self) -> Progress:
+        self.ours.recv(100)
+        if self.error is not None:
+            raise self.error
+        return self.progress
+
+    def apply(self, batch: Batch) -> None:
+        self.waited.append((batch.number, self.is_watched()))
+        assert self.may_apply.wait(PATIENCE_S)
+
+    def answer(self) -> None:
+        self._theirs.send(b"x")
+
+    def close(self) -> None:
+        self.ours.close()
+        self._theirs.close()
+
+
+class Run:
+    """Committer, with what it has said."""
+
+    def __init__(self) -> None:
+        self.store = Answering()
+        self.committed: asyncio.Queue[int] = asyncio.Queue()
+        self.failures: list[TruenextError] = []
+        self.history = mock.Mock(spec=HistoryWriter)
+        loop = asyncio.get_running_loop()
+        self.committer = Committer(
+            cast(Store, self.store),
+            self.history,
+            loop,
+            RemoteWriteTime(),
+            has_log=True,
+            on_committed=lambda batch: self.committed.put_nowait(batch.number),
+            on_failed=self.failures.append,
+        )
+        self.store.is_watched = self.is_watched
+
+    def is_watched(self) -> bool:
+        return self.committer._socket >= 0
+
+    def commit(self, number: int) -> None:
+        made = Batch(number)
+        made.puts[b"key"] = b"record"
+        made.history = b"%d" % number
+        assert not self.committer.commit(made)
+        assert self.committer.is_busy
+
+    async def next_committed(self) -> int:
+        return await asyncio.wait_for(self.committed.get(), PATIENCE_S)
+
+    def close(self) -> None:
+        self.committer.close()
+        self.store.close()
+
+
+def run(test: Callable[[Run], Awaitable[None]]) -> None:
+    async def run_and_close() -> None:
+        one = Run()
+        try:
+            with mock.patch.object(committer_module, "chunk_position", lambda chunk: (1, int(chunk))):
+                await test(one)
+        finally:
+            one.close()
+
+    asyncio.run(run_and_close())
+
+
+async def pass_time(seconds: float = 0.02) -> None:
+    await asyncio.sleep(seconds)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "ANSWER_SECONDS_MAX", PATIENCE_S)
+
+
+def test_begun_batch_is_committed_by_its_answer_without_the_thread() -> None:
+    async def test(one: Run) -> None:
+        for number in (1, 2):
+            one.commit(number)
+            await pass_time()
+            assert one.committed.empty()
+            one.store.answer()
+            assert await one.next_committed() == number
+            assert not one.committer.is_busy
+        assert one.store.waited == []
+        assert [call.args for call in one.history.append.call_args_list] == [(b"1",), (b"2",)]
+
+    run(test)
+
+
+def test_history_of_a_begun_batch_is_that_of_the_last_row() -> None:
+    async def test(one: Run) -> None:
+        one.commit(GAP_EVENTS)
+        one.store.answer()
+        assert await one.next_committed() == GAP_EVENTS
+        alone = Batch(GAP_EVENTS + 1)
+        alone.history = b"%d" % (GAP_EVENTS + 1)
+        assert not one.committer.commit(alone)
+        assert await one.next_committed() == GAP_EVENTS + 1
+        assert one.store.begun == [GAP_EVENTS] and one.store.waited == []
+
+    run(test)
+
+
+def test_answer_that_is_not_complete_is_waited_for() -> None:
+    async def test(one: Run) -> None:
+        one.store.progress = Progress.WAITING
+        one.commit(1)
+        one.store.answer()
+        await pass_time()
+        assert one.committed.empty() and one.committer.is_busy
+        one.store.progress = Progress.APPLIED
+        one.store.answer()
+        assert await one.next_committed() == 1
+
+    run(test)
+
+
+def test_batch_that_cannot_be_begun_is_written_by_the_thread() -> None:
+    async def test(one: Run) -> None:
+        one.commit(1)
+        one.store.answer()
+        assert await one.next_committed() == 1
+        one.store.is_refusing = True
+        one.commit(2)
+        assert await one.next_committed() == 2
+        assert one.store.waited == [(2, False)]
+
+    run(test)
+
+
+def test_batch_in_doubt_is_left_to_the_thread() -> None:
+    async def test(one: Run) -> None:
+        one.store.progress = Progress.IN_DOUBT
+        one.commit(1)
+        one.store.answer()
+        assert await one.next_committed() == 1
+        assert one.store.begun == [1]
+        # The thread may close the connection.
+        assert one.store.waited == [(1, False)]
+        while not one.committer._is_thread_idle:
+            await pass_time(0.001)
+        one.history.append.assert_called_once()
+
+    run(test)
+
+
+def test_batch_without_an_answer_is_left_to_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "ANSWER_SECONDS_MAX", 0.02)
+
+    async def test(one: Run) -> None:
+        one.commit(1)
+        assert await one.next_committed() == 1
+        assert one.store.waited == [(1, False)]
+
+    run(test)
+
+
+def test_no_batch_is_begun_while_the_thread_has_another() -> None:
+    """The thread writes its history when the batch is committed already."""
+
+    async def test(one: Run) -> None:
+        may_go_on = threading.Event()
+        one.history.append.side_effect = lambda chunk: chunk != b"1" or may_go_on.wait(PATIENCE_S)
+        one.store.is_refusing = True
+        one.commit(1)
+        assert await one.next_committed() == 1
+        one.store.is_refusing = False
+        one.commit(2)
+        assert one.store.begun == []
+        may_go_on.set()
+        assert await one.next_committed() == 2
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [StoreError("the disk is full"), ValueError("a fault")])
+def test_failed_batch_fails_the_committer(error: Exception) -> None:
+    async def test(one: Run) -> None:
+        one.store.error = error
+        one.commit(1)
+        one.store.answer()
+        await pass_time()
+        (failure,) = one.failures
+        assert str(error) in str(failure)
+        assert one.committed.empty() and one.store.waited == []
+
+    run(test)
+
+
+def test_failed_history_of_a_begun_batch_fails_the_committer() -> None:
+    async def test(one: Run) -> None:
+        one.history.append.side_effect = StoreError("the disk is full")
+        one.commit(1)
+        one.store.answer()
+        await pass_time()
+        assert len(one.failures) == 1 and one.committed.empty()
+
+    run(test)
+
+
+def test_connection_that_ends_between_two_batches_does_not_wake_the_loop_again_and_again() -> None:
+    async def test(one: Run) -> None:
+        one.commit(1)
+        one.store.answer()
+        assert await one.next_committed() == 1
+        assert one.is_watched()
+        one.store.answer()
+        await pass_time()
+        assert not one.is_watched()
+        one.commit(2)
+        assert await one.next_committed() == 2
+
+    run(test)
+
+
+def test_close_leaves_a_begun_batch_to_the_thread_and_waits_for_it() -> None:
+    async def test(one: Run) -> None:
+        one.commit(1)
+        one.committer.close()
+        assert one.store.waited == [(1, False)]
+        assert not one.committer._thread.is_alive()
+        assert await one.next_committed() == 1
+
+    run(test)
