@@ -177,7 +177,7 @@ def test_takeover_of_a_row_that_is_no_longer_the_last_goes_on_standing_by(copy: 
     standby.close()
 
 
-def test_of_content_that_was_too_old_all_histories_and_the_newest_messages_are_kept(copy: Disk, tmp_path: Path) -> None:
+def test_too_old_content_keeps_all_histories_and_the_newest_messages(copy: Disk, tmp_path: Path) -> None:
     copy.store.close()
     shutil.copytree(copy.folder, tmp_path / "old")
     replaced = copy.folder / "aside-other"

@@ -87,6 +87,14 @@ def test_status_names_missing_rows_and_the_brokers_that_had_them(monkeypatch: py
     assert last == "missing  perhaps from row 1,201 on: PostgreSQL has changed; a had row 1,205"
 
 
+def test_status_does_not_tell_from_which_row_another_broker_has_gone_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = (replace(ACTIVE, number=1_199), replace(STANDING_BY, number=1_300))
+    status = replace(LOST, members=members, missing=Fault(1_200, 1_300, "they are lost"))
+    assert run(monkeypatch, "status", status).stdout.endswith("rows up to 1,300: they are lost; b had row 1,300\n")
+    silent = replace(status, members=(replace(members[0], age_ms=2_000), members[1]))
+    assert "rows 1,200 to 1,300: " in run(monkeypatch, "status", silent).stdout
+
+
 def test_status_of_a_copied_database_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """C28.15"""
     result = run(monkeypatch, "status", COPY)

@@ -24,6 +24,9 @@ _schema_option = click.option(
     "--schema", type=SCHEMA, required=True, help="Schema of the database in which the messages are stored."
 )
 
+ALIVE_MS = 2000
+"""Age of its description below which a broker counts as running."""
+
 
 @click.command()
 @_url_argument
@@ -109,6 +112,12 @@ def _missing_text(found: StoreStatus) -> str:
     fault = found.missing
     if fault is None:
         return "none"
-    rows = f"perhaps from row {fault.first:,} on" if fault.last is None else f"rows {fault.first:,} to {fault.last:,}"
+    if fault.last is None:
+        rows = f"perhaps from row {fault.first:,} on"
+    elif any(each.role == "active" and each.age_ms < ALIVE_MS and each.number < fault.first for each in found.members):
+        # It has gone on without them, from a row that is not known.
+        rows = f"rows up to {fault.last:,}"
+    else:
+        rows = f"rows {fault.first:,} to {fault.last:,}"
     holders = [f"{each.name} had row {each.number:,}" for each in found.members if each.number >= fault.first]
     return "; ".join([f"{rows}: {fault.reason}", *map(terminal.escape_line, holders)])

@@ -20,7 +20,7 @@ from truenext.clock import boottime
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError, StoreFencedError
 from truenext.store.checkpoint_format import NUMBER
 from truenext.store.log import EMPTY_PAYLOAD, Relation, Role
-from truenext.store.postgresql import layout
+from truenext.store.postgresql import connection, layout
 from truenext.store.postgresql import log as log_module
 from truenext.store.postgresql.connection import Connection, parse_url
 from truenext.store.postgresql.kept import ORIGIN
@@ -218,9 +218,9 @@ def test_folder_that_is_ahead_of_a_log_that_went_on_is_opened_anew(
     active: LogWriter, standby: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """C27.3: its rows cannot be put back any more."""
-    ahead = [EMPTY_PAYLOAD] * 3
-    for each in ahead:
-        standby._add(each)
+    standby.follow()
+    for _ in range(3):
+        standby._add(EMPTY_PAYLOAD)
     assert standby.log.relation(standby.position, standby) is Relation.AHEAD
     assert standby.log.stands_by(standby.position)
     assert "this broker's folder has rows that the database has not" in caplog.messages
@@ -417,7 +417,8 @@ def test_server_that_does_not_tell_its_origin_is_used_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """C28.14, C28.15: neither holds then."""
-    monkeypatch.setattr("truenext.store.postgresql.connection._AND_READ_ORIGIN", f", ({refused}), NULL")
+    session = f"SELECT session.*, ({refused}), NULL FROM ({connection._SET_SYNCHRONOUS_COMMIT}) AS session"
+    monkeypatch.setattr("truenext.store.postgresql.connection._BEGIN_SESSION", session)
     log = standing_by(log_server, schema).log
     log.close()
     assert [each.levelname for each in caplog.records if "system identifier" in each.message] == ["WARNING"]
