@@ -882,10 +882,8 @@ def test_receipts_come_in_order_and_only_once_the_sends_are_durable(held_broker:
         sender.await_receipt(receipt)
     committing.await_receipt("committed")
     held_broker.restart(is_clean=False)
-    found = bodies(held_broker.remaining_messages("q"))
-    # Nothing orders the COMMIT and the SENDs of another connection.
-    assert sorted(found) == ["0", "1", "2"]
-    assert found.index("0") < found.index("1")
+    # Nothing orders the COMMIT and the other connection's second SEND.
+    assert bodies(held_broker.remaining_messages("q")) in (["0", "1", "2"], ["0", "2", "1"])
 
 
 def test_a_send_that_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
@@ -1234,8 +1232,8 @@ def test_an_unknown_control_verb_is_refused_with_the_known_ones(broker: BrokerPr
     client.send_frame("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
     error = expect_error(
         client,
-        "there is no control verb 'shutdown'; known: connection, failover, move, pause, producer, purge, queues, "
-        "redrive, reload, resume, scheduled, status, unschedule",
+        "there is no control verb 'shutdown'; known: connection, move, pause, producer, purge, queues, redrive, "
+        "reload, resume, scheduled, status, unschedule",
     )
     assert error.headers["receipt-id"] == "r"
 

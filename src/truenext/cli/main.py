@@ -9,7 +9,6 @@ COMMAND_MODULES = {
     "audit": "audit",
     "browse": "messages",
     "config": "config",
-    "failover": "failover",
     "history": "history",
     "move": "bulk",
     "pause": "pause",

@@ -36,7 +36,6 @@ from truenext.store.checkpoint_format import (
     LOG_DIGEST,
     META_KEYS,
     NUMBER,
-    OLD_COPY_FORMAT,
     PERSISTENT_TABLES,
     QUEUE,
     SALT,
@@ -183,10 +182,7 @@ class Checkpoint:
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
         if found == self._format:
             return
-        if self._format == COPY_FORMAT and found == OLD_COPY_FORMAT:
-            meta.put(txn, b"format", FORMAT.pack(COPY_FORMAT))
-            return
-        if found in (COPY_FORMAT, OLD_COPY_FORMAT):
+        if found == COPY_FORMAT:
             raise copy_error(self._data)
         if found == FORMAT_VERSION:
             raise no_copy_error(self._data)
