@@ -217,6 +217,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def _configure(self) -> None:
         self.add_notice_handler(self._note)
+        # After an ALTER, psycopg would deallocate the statements that it has prepared, and those of `prepare`, too.
+        self.prepare_threshold = None
         if self.info.server_version < VERSION_MIN * 10_000:
             raise ConfigurationError(
                 f"PostgreSQL at {self.where} is version {self.info.server_version // 10_000}: truenext needs version "
