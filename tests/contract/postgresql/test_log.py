@@ -348,10 +348,10 @@ def test_append_that_was_begun_is_taken_over_before_its_answer(
         assert pending.advance() is (Progress.IN_DOUBT if is_cut else Progress.WAITING)
         assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
     assert payloads(admin, schema) == [b"one"]
-    messages = [record.message for record in caplog.records if record.name == log_module.__name__]
+    records = [record for record in caplog.records if record.name == log_module.__name__]
     lost = ["connection to PostgreSQL lost: nothing is confirmed until it is back", "PostgreSQL is available again"]
-    assert messages == (lost if is_cut else [])
-    assert not is_cut or "closed" in caplog.records[0].__dict__["reason"]
+    assert [record.message for record in records] == (lost if is_cut else [])
+    assert not is_cut or "closed" in records[0].__dict__["reason"]
 
 
 def test_append_is_not_begun_on_a_connection_that_must_be_made_ready(begun_writer: LogWriter) -> None:
