@@ -50,8 +50,8 @@ def test_clients_that_read_no_answers_end_one_by_one_when_all_have_too_many(tmp_
                 for client in clients:
                     request_receipts(client, 1000)
         reading.send("q", b"", confirmed=True)
-        (line, *_) = about_clients(broker)
-        assert "the most of all, and those of all clients take more than 8388608 bytes (--memory-limit)" in line
+        # On a loaded machine the broker may read one client so far ahead that it has too many alone, too.
+        assert "the most of all, and those of all clients take more than 8388608 bytes (--memory-limit)" in broker.log
         broker.stop()
     finally:
         broker.clean_up()

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -105,7 +105,9 @@ def stopped(process: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(process, signal.SIGCONT)
+        # The process may have ended.
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
