@@ -98,6 +98,11 @@ class Run:
     async def next_committed(self) -> int:
         return await asyncio.wait_for(self.committed.get(), PATIENCE_S)
 
+    async def commit_by_answer(self, number: int) -> None:
+        self.commit(number)
+        self.store.answer()
+        assert await self.next_committed() == number
+
     def close(self) -> None:
         self.committer.close()
         self.store.close()
@@ -141,9 +146,7 @@ def test_begun_batch_is_committed_by_its_answer_without_the_thread() -> None:
 
 def test_history_of_a_begun_batch_is_that_of_the_last_row() -> None:
     async def test(one: Run) -> None:
-        one.commit(GAP_EVENTS)
-        one.store.answer()
-        assert await one.next_committed() == GAP_EVENTS
+        await one.commit_by_answer(GAP_EVENTS)
         alone = Batch(GAP_EVENTS + 1)
         alone.history = b"%d" % (GAP_EVENTS + 1)
         assert not one.committer.commit(alone)
@@ -169,9 +172,7 @@ def test_answer_that_is_not_complete_is_waited_for() -> None:
 
 def test_batch_that_cannot_be_begun_is_written_by_the_thread() -> None:
     async def test(one: Run) -> None:
-        one.commit(1)
-        one.store.answer()
-        assert await one.next_committed() == 1
+        await one.commit_by_answer(1)
         one.store.is_refusing = True
         one.commit(2)
         assert await one.next_committed() == 2
@@ -252,9 +253,7 @@ def test_failed_history_of_a_begun_batch_fails_the_committer() -> None:
 
 def test_connection_that_ends_between_two_batches_does_not_wake_the_loop_again_and_again() -> None:
     async def test(one: Run) -> None:
-        one.commit(1)
-        one.store.answer()
-        assert await one.next_committed() == 1
+        await one.commit_by_answer(1)
         assert one.is_watched()
         one.store.answer()
         await pass_time()
