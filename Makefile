@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log asan crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover asan crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -115,10 +115,10 @@ test-spark: .venv/spark
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py
+	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
 
-search: .venv/spark ## Every order of steps of three protocols, with more that goes wrong than in make test: exactly-once processing and a log in PostgreSQL (minutes), and the sink of Spark (an hour)
-	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py
+search: .venv/spark ## Every order of steps of four protocols, with more that goes wrong than in make test: exactly-once processing, a log in PostgreSQL and its failovers (minutes), and the sink of Spark (an hour)
+	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
 	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
@@ -126,8 +126,8 @@ faults: .venv/spark ## Every planted fault, of which make test draws one in eigh
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
-load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
-	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py
+load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, and again with two takeovers, judged by the audit (DURATION=seconds)
+	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py tests/spark/test_failovers.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py
@@ -157,6 +157,9 @@ kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL
 	TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
 	TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
 
+failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), and 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n)
+	TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} $(PYTEST) -s tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py
+
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
 	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
@@ -181,6 +184,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.openwire
 	$(BIN)/python -m bench.postgresql
+	$(BIN)/python -m bench.failover
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps

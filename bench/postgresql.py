@@ -36,7 +36,7 @@ from bench.options import not_negative, positive
 from bench.postgresql_server import Postgresql, no_postgresql_reason
 from bench.progress import guarded, print_line, work
 from bench.workers import end_in_order
-from truenext.store.log import next_digest
+from truenext.store.log import LogPosition, MemberSettings, next_digest
 from truenext.store.postgresql.log import PostgresqlLog
 
 _PARTS = ("log", "loads", "foreign", "activemq", "waiting")
@@ -192,9 +192,17 @@ def _measure_log(server: Postgresql, folder: Path, options: argparse.Namespace) 
 def _appender(server: Postgresql, messages: int) -> Iterator[Callable[[], None]]:
     schema = new_schema(server)
     log = PostgresqlLog(
-        server.log_url, schema, take_over=False, is_replicated=False, database_limit=1 << 40, patience_s=30
+        server.log_url,
+        schema,
+        take_over=False,
+        is_replicated=False,
+        database_limit=1 << 40,
+        patience_s=30,
+        member=MemberSettings(name="bench", folder=Path("/bench"), failover_after_s=5.0),
     )
-    log.take_over()
+    position = LogPosition(0, b"")
+    while log.stands_by(position) or not log.take_over(position):
+        pass
     with psycopg.connect(server.log_url) as connection:
         found = connection.execute(f"SELECT number, digest FROM {schema}.log ORDER BY 1 DESC LIMIT 1").fetchone()
     assert found is not None, "there is the row of the takeover"
@@ -239,8 +247,8 @@ def _inserter(server: Postgresql, messages: int) -> Iterator[Callable[[], None]]
 
 def _measure_loads(server: Postgresql, folder: Path, options: argparse.Namespace) -> None:
     brokers = [InPostgresql(folder, server), _OnDisk(folder)]
-    rates = _run(brokers, _LOADS, options)
-    _print_ratios(_LOADS, brokers, rates, _EMBEDDED_TARGETS)
+    rates = measure_rates(brokers, _LOADS, options)
+    print_ratios(_LOADS, brokers, rates, _EMBEDDED_TARGETS)
 
 
 def _measure_activemq(server: Postgresql, folder: Path, options: argparse.Namespace) -> None:
@@ -252,7 +260,7 @@ def _measure_activemq(server: Postgresql, folder: Path, options: argparse.Namesp
         return
     loads = [load for load in _LOADS if load.key in _ACTIVEMQ_TARGETS]
     brokers = [InPostgresql(folder, server), _ActiveMQInPostgresql(folder, server.port)]
-    _print_ratios(loads, brokers, _run(brokers, loads, options, messages_max=5_000), _ACTIVEMQ_TARGETS)
+    print_ratios(loads, brokers, measure_rates(brokers, loads, options, messages_max=5_000), _ACTIVEMQ_TARGETS)
 
 
 def _measure_foreign(server: Postgresql, folder: Path, options: argparse.Namespace) -> None:
@@ -282,16 +290,23 @@ def _measure_foreign(server: Postgresql, folder: Path, options: argparse.Namespa
         )
 
 
-def _run(
+def measure_rates(
     brokers: Sequence[Broker], loads: Sequence[Load], options: argparse.Namespace, messages_max: int = sys.maxsize
 ) -> dict[tuple[str, str], list[float]]:
-    """Let the brokers take turns under each load. Return the rates of the runs, by load and broker."""
-    rates: dict[tuple[str, str], list[float]] = {}
+    """Start the brokers, and let them take turns under each load. Return the rates of the runs, by load and broker."""
     with ExitStack() as stack:
         for broker in brokers:
             stack.enter_context(broker)
-        for turn in range(-options.warmup, options.runs):
-            _run_turn(brokers, loads, turn, options, rates, messages_max)
+        return take_turns(brokers, loads, options, messages_max)
+
+
+def take_turns(
+    brokers: Sequence[Broker], loads: Sequence[Load], options: argparse.Namespace, messages_max: int = sys.maxsize
+) -> dict[tuple[str, str], list[float]]:
+    """Let running brokers take turns under each load. Return the rates of the runs, by load and broker."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for turn in range(-options.warmup, options.runs):
+        _run_turn(brokers, loads, turn, options, rates, messages_max)
     return rates
 
 
@@ -317,7 +332,7 @@ def _run_turn(
                 rates.setdefault((load.key, broker.name), []).append(outcome.rate)
 
 
-def _print_ratios(
+def print_ratios(
     loads: Sequence[Load],
     brokers: Sequence[Broker],
     rates: dict[tuple[str, str], list[float]],

@@ -69,41 +69,51 @@ class Postgresql:
         try:
             if _USER is not None:
                 shutil.chown(self._folder, _USER)
+            self._make(programs)
             self._start(programs)
         except BaseException:
             self._stop()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def restart(self) -> None:
+        """Stop the server, as an administrator does, and return when it accepts connections again."""
+        programs = _programs()
+        assert programs is not None
+        self._stop()
+        self._start(programs)
+
+    def _make(self, programs: Path) -> None:
+        making = ("--auth=trust", "--username=postgres", "--encoding=utf8", "--locale=C")
+        with (self._folder / "log").open("wb") as output:
+            subprocess.run(
+                [programs / "initdb", *making, f"--pgdata={self._folder / 'data'}"],
+                stdout=output,
+                stderr=output,
+                check=False,
+                user=_USER,
+                cwd="/",
+            )
 
     def _start(self, programs: Path) -> None:
         data, log = self._folder / "data", self._folder / "log"
         with log.open("wb") as output:
-            making = ("--auth=trust", "--username=postgres", "--encoding=utf8", "--locale=C", f"--pgdata={data}")
-            done = subprocess.run(
-                [programs / "initdb", *making], stdout=output, stderr=output, check=False, user=_USER, cwd="/"
+            listening = [f"listen_addresses={'' if self._port is None else '127.0.0.1'}"]
+            listening += [] if self._port is None else [f"port={self._port}"]
+            self._process = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-k", self._folder, *chain(*(("-c", each) for each in listening))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                user=_USER,
+                cwd="/",
+                start_new_session=True,
             )
-            if done.returncode == 0:
-                listening = [f"listen_addresses={'' if self._port is None else '127.0.0.1'}"]
-                listening += [] if self._port is None else [f"port={self._port}"]
-                self._process = subprocess.Popen(
-                    [
-                        programs / "postgres",
-                        "-D",
-                        data,
-                        "-k",
-                        self._folder,
-                        *chain(*(("-c", each) for each in listening)),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    user=_USER,
-                    cwd="/",
-                    start_new_session=True,
-                )
         deadline = time.monotonic() + _PATIENCE
         while _IS_READY not in (text := log.read_text(errors="replace")):
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
@@ -120,7 +130,6 @@ class Postgresql:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def no_postgresql_reason(parent: Path) -> str | None:

@@ -8,6 +8,8 @@ TruenextError
 ├── StoreError              the store cannot keep its promise; the broker stops
 │   ├── StoreInUseError     another broker uses the data folder
 │   ├── StoreFencedError    another broker has taken over the log
+│   │   └── HandedOverError this broker has handed over to another one
+│   ├── StoreBehindError    the log no longer has the rows that the folder needs
 │   └── StoreForgottenError the database has lost rows that it had confirmed
 ├── HistoryError            history cannot be written or read; the broker stops
 ├── ConfigurationError      options are invalid, or cannot be satisfied
@@ -103,6 +105,14 @@ class StoreInUseError(StoreError):
 
 class StoreFencedError(StoreError):
     """Another broker has taken over the log. This broker confirms nothing any more."""
+
+
+class HandedOverError(StoreFencedError):
+    """This broker has stopped cleanly, and named the broker that takes over."""
+
+
+class StoreBehindError(StoreError):
+    """The log no longer has the rows that follow those of the folder. Opened anew, the store makes the folder anew."""
 
 
 class StoreForgottenError(StoreError):

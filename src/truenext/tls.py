@@ -115,13 +115,12 @@ class TlsSocket:
             except ssl.SSLError:
                 with suppress(OSError):
                     # The alert that tells the peer what is wrong.
-                    self._flush()
+                    self._flush_notices()
                 if not parts:
                     raise
                 # Raised again by the next call, when the peer has closed the connection.
-            if self._outgoing.pending:
-                # Answers of the handshake.
-                self._flush()
+            # Answers of the handshake.
+            self._flush_notices()
             if parts or is_end:
                 return b"".join(parts)
             raise BlockingIOError
@@ -183,13 +182,13 @@ class TlsSocket:
 
     def close_notify(self) -> None:
         """Send TLS's notice that no more bytes follow, so that the peer does not take the end for an attack or a broken
-        connection. Must be called after all was sent."""
+        connection. Does nothing if bytes of a `send` are unsent."""
         with self._lock:
             if self.is_ready:
                 # The peer need not answer.
                 with suppress(ssl.SSLError):
                     self._tls.unwrap()
-                self._flush()
+                self._flush_notices()
 
     def peer_names(self) -> frozenset[str]:
         """Return the names in the peer's checked certificate, and the certificate's fingerprint, such as
@@ -225,6 +224,12 @@ class TlsSocket:
         count, self.encrypted_count = self.encrypted_count, 0
         self._records.clear()
         return count
+
+    def _flush_notices(self) -> None:
+        """Write bytes that TLS itself generates. Behind bytes of a `send` they wait for the next `send`, which a silent
+        broker does not call (C28.9)."""
+        if not self.encrypted_count:
+            self._flush()
 
     def _flush(self) -> bool:
         """Write encrypted bytes. Returns whether the socket has taken all of them."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 
-from truenext.errors import StoreError, StoreFencedError
-from truenext.model.batch import NO_MARK
+from truenext.errors import ConfigurationError, StoreError, StoreFencedError
+from truenext.model.batch import NO_MARK, Batch
 from truenext.model.disk_level import DiskLevel
-from truenext.store.changes import decode_changes
+from truenext.store.changes import RareChanges, Takeover, decode_changes, encode_batch
 from truenext.store.log import (
-    EMPTY_PAYLOAD,
+    Frames,
     KeptMessage,
     LogPosition,
     LogStatus,
@@ -19,6 +20,8 @@ from truenext.store.log import (
     next_digest,
 )
 from truenext.store.overlay import Overlay, apply_journal, find_mark, merge_causes
+from truenext.store.postgresql.forgotten import End, went_other_way
+from truenext.store.postgresql.outcome import Row
 from truenext.store.store import Progress, Recovered
 
 
@@ -27,6 +30,7 @@ class LogRows:
 
     def __init__(self) -> None:
         self.identity = secrets.token_hex(4)
+        self.earlier: dict[str, int] = {}
         self.first = LogPosition(0, b"genesis")
         self.rows: list[tuple[bytes, bytes, int]] = []
         """Payload, digest and epoch of each row from row 1 on."""
@@ -94,6 +98,8 @@ class FakeAppend:
 
 
 class FakeLog:
+    frames: Frames
+
     def __init__(self, rows: LogRows) -> None:
         self.rows = rows
         self.identity = rows.identity
@@ -101,15 +107,26 @@ class FakeLog:
         self.failure: StoreError | None = None
         self.disk_level = DiskLevel.PLENTY
         self.disk_level_bytes: Mapping[str, int] = {}
+        self.earlier_identities: Mapping[str, int] = rows.earlier
+        self.silent_from = inf
+        self.looks: list[Callable[[], bool]] = []
+        """Answers of the next looks, in order: whether the broker stands by. When there is none left, it takes
+        over."""
+        self.heirs: list[str] = []
+        """Heirs of clean stops."""
         self._epoch = -1
         self._in_doubt = 0
         """Number of a row that was begun, and not confirmed."""
         self.is_closed = False
 
-    def relation(self, position: LogPosition) -> Relation:
+    def relation(self, position: LogPosition, frames: Frames | None = None) -> Relation:
         number = position.number
         if number > self.rows.last_number:
-            return Relation.AHEAD
+            end = Row(self.rows.last_number, 0, self.rows.digest(self.rows.last_number))
+            is_other = frames is not None and went_other_way(
+                End(end, position, frames.oldest_frame), frames.frames_after(end.number)
+            )
+            return Relation.OTHER_WAY if is_other else Relation.AHEAD
         if number + 1 < self.rows.forgotten_below:
             return Relation.OLD
         return Relation.PREFIX if self.rows.digest(number) == position.digest else Relation.OTHER_WAY
@@ -119,14 +136,29 @@ class FakeLog:
         yield FakeSnapshot(self.rows)
 
     def rows_after(self, position: LogPosition) -> Iterator[bytes]:
+        if position.number > self.rows.last_number:
+            return
         if self.rows.digest(position.number) != position.digest:
             raise StoreError("another row")
         for payload, _, _ in self.rows.rows[position.number - self.rows.first.number :]:
             yield payload
 
-    def take_over(self) -> None:
+    def stands_by(self, position: LogPosition) -> bool:
+        return self.looks.pop(0)() if self.looks else False
+
+    def take_over(self, position: LogPosition) -> bool:
         self._epoch = self.rows.rows[-1][2] + 1 if self.rows.rows else 1
-        self.rows.add(EMPTY_PAYLOAD, self._epoch)
+        takeover = Takeover(self._epoch, "fake", 0, 0, secrets.token_bytes(8))
+        self.rows.add(b"".join(encode_batch(Batch(0), RareChanges(takeover=takeover))), self._epoch)
+        return True
+
+    def choose_heir(self, to: str | None) -> str:
+        if to == "absent":
+            raise ConfigurationError("no broker with the member name 'absent' stands by")
+        return to or "second"
+
+    def hand_over(self, heir: str) -> None:
+        self.heirs.append(heir)
 
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
         assert not self.is_closed
@@ -171,3 +203,10 @@ class FakeLog:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class WaitingLog(FakeLog):
+    """Log that begins no append: it has no socket that an event loop could watch."""
+
+    def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> None:
+        return None

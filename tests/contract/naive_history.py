@@ -126,6 +126,10 @@ def _event(
             del event["target_queue"], event["target_sequence"]
         case "dead-lettered" | "handled" | "reported" | "moved":
             event["target_queue"] = names[event["target_queue"]]
-        case "returned" | "run-started":
+        case "returned":
             event["reason"] = REASONS[code]
+        case "run-started":
+            event["reason"] = REASONS[code]
+            if other:
+                event["epoch"] = other
     return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 from tests.contract.crashing import chunk
 from tests.contract.disk import LANE, Disk, key, put, sequences
 from tests.contract.fake_log import FakeLog, FakeSnapshot, LogRows
-from truenext.errors import ConfigurationError, StoreError, StoreFencedError, StoreForgottenError, StoreInUseError
+from truenext.errors import ConfigurationError, StoreError, StoreFencedError, StoreInUseError
+from truenext.store import embedded
 from truenext.store.check import check
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.checkpoint_format import COPY_FORMAT, FORMAT, OLD_COPY_FORMAT
 from truenext.store.copying import become_copy, detach, first_position
 from truenext.store.embedded import BEGUN_BYTES_MAX, EmbeddedStore
-from truenext.store.log import EMPTY_PAYLOAD, KeptMessage, LogPosition
+from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, KeptMessage, LogPosition
 
 
 @pytest.fixture
@@ -60,10 +64,14 @@ def test_folder_that_is_too_old_is_made_anew(copy: Disk, tmp_path: Path) -> None
     assert (aside / "lmdb/data.mdb").exists()
 
 
+def take_over(rows: LogRows) -> None:
+    FakeLog(rows).take_over(LogPosition(rows.last_number, rows.digest(rows.last_number)))
+
+
 def replace_last_row(copy: Disk) -> None:
     """Let the database lose a row, and another broker append one since."""
     copy.log_rows.rows.pop()
-    FakeLog(copy.log_rows).take_over()
+    take_over(copy.log_rows)
 
 
 def test_folder_with_another_last_row_is_made_anew(copy: Disk) -> None:
@@ -73,15 +81,121 @@ def test_folder_with_another_last_row_is_made_anew(copy: Disk) -> None:
     assert len(kept_aside(copy.folder)) == 1
 
 
-def test_folder_ahead_of_the_log_is_refused_and_left_alone(copy: Disk) -> None:
-    copy.log_rows.rows.pop()
+@pytest.mark.parametrize(("common", "since"), [(2, 5), (3, 5), (5, 5), (3, 1)])
+def test_folder_that_went_another_way_says_which_rows_it_alone_has(
+    copy: Disk, common: int, since: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C28.17"""
+    for sequence in range(3, 7):
+        copy.apply(puts=put(sequence))
     copy.store.close()
-    before = files(copy.folder)
-    with pytest.raises(
-        StoreForgottenError, match=r"at db1:5432 .* its last row is 1, and .* has row 2\. Is this a former primary\?"
-    ):
+    del copy.log_rows.rows[common:]
+    for _ in range(since):
+        take_over(copy.log_rows)
+    copy.open()
+    (record,) = [record for record in caplog.records if hasattr(record, "reason")]
+    assert record.reason == (f"it went another way than the database, and it alone has the rows {common + 1} to 6")
+
+
+def test_copy_of_the_format_without_takeovers_is_opened(copy: Disk) -> None:
+    copy.store.close()
+    set_format(copy.folder, OLD_COPY_FORMAT)
+    copy.open()
+    assert sequences(copy.store) == [1, 2]
+    copy.store.close()
+    set_format(copy.folder, OLD_COPY_FORMAT)
+    assert check(copy.folder, lambda _: None, lambda *_: None).is_copy
+    set_format(copy.folder, COPY_FORMAT + 1)
+    with pytest.raises(StoreError, match=f"has format {COPY_FORMAT + 1}; this truenext reads"):
         copy.open()
-    assert files(copy.folder) == before
+
+
+def set_format(folder: Path, number: int) -> None:
+    checkpoint = Checkpoint(folder / "lmdb", is_copy=True)
+    with closing(checkpoint), checkpoint._env.begin(write=True) as txn:
+        checkpoint._meta.put(txn, b"format", FORMAT.pack(number))
+
+
+def test_folder_ahead_of_the_log_follows_from_its_own_end(copy: Disk) -> None:
+    """The log puts its rows back when it is taken over."""
+    lost = copy.log_rows.rows.pop()
+    copy.store.close()
+    log = FakeLog(copy.log_rows)
+    positions: list[int] = []
+
+    def put_back(position: LogPosition) -> bool:
+        positions.append(position.number)
+        assert list(log.frames.frames_after(1)) == [lost[0]]
+        copy.log_rows.rows.append(lost)
+        return FakeLog.take_over(log, position)
+
+    log.take_over = put_back  # type: ignore[method-assign]
+    store = EmbeddedStore(copy.folder, log=log)
+    store.recover()
+    assert positions == [2]
+    assert sequences(store) == [1, 2]
+    assert not kept_aside(copy.folder)
+    store.close()
+
+
+def test_broker_that_stands_by_follows_the_rows_of_the_active_one(copy: Disk, tmp_path: Path) -> None:
+    log = FakeLog(copy.log_rows)
+    standby = EmbeddedStore(tmp_path / "standby", log=log)
+    followed: list[bytes] = []
+    flushed: list[int] = []
+    standby.follow_history = followed.append
+    standby.flush_history = lambda: flushed.append(len(followed))
+
+    def look() -> bool:
+        copy.apply(puts=put(copy.number + 3), history=chunk(copy.number))
+        return True
+
+    log.looks = [look, look, look]
+    standby.recover()
+    assert sequences(standby) == [1, 2, 4, 5, 6]
+    assert len(followed) == 3
+    assert flushed == [1, 2, 3]
+    with pytest.raises(StoreFencedError):
+        copy.apply(puts=put(9))
+    standby.close()
+
+
+def test_takeover_of_a_row_that_is_no_longer_the_last_goes_on_standing_by(copy: Disk, tmp_path: Path) -> None:
+    log = FakeLog(copy.log_rows)
+    standby = EmbeddedStore(tmp_path / "standby", log=log)
+    found = iter([False, True])
+
+    def take_over_late(position: LogPosition) -> bool:
+        if next(found):
+            return FakeLog.take_over(log, position)
+        copy.apply(puts=put(3))
+        return False
+
+    log.take_over = take_over_late  # type: ignore[method-assign]
+    standby.recover()
+    assert sequences(standby) == [1, 2, 3]
+    standby.close()
+
+
+def test_too_old_content_keeps_all_histories_and_the_newest_messages(copy: Disk, tmp_path: Path) -> None:
+    copy.store.close()
+    shutil.copytree(copy.folder, tmp_path / "old")
+    replaced = copy.folder / "aside-other"
+    replaced.mkdir()
+    for _ in range(3):
+        copy.open()
+        copy.apply(puts=put(copy.log_rows.last_number + 9))
+        copy.log_rows.compact()
+        copy.store.close()
+        for name in ("lmdb", "journal"):
+            shutil.rmtree(copy.folder / name)
+            shutil.copytree(tmp_path / "old" / name, copy.folder / name)
+        (copy.folder / "history").mkdir()
+    copy.open()
+    assert len(list(copy.folder.glob("aside-*/lmdb"))) == 1
+    # They tell of what no other folder may have.
+    assert len(list(copy.folder.glob("aside-*/history"))) == 3
+    assert replaced.exists()
 
 
 def test_copy_of_another_log_is_refused_and_left_alone(copy: Disk) -> None:
@@ -99,6 +213,16 @@ def test_copy_of_another_log_is_refused_and_left_alone(copy: Disk) -> None:
     copy.log_rows = own
     copy.open()
     assert sequences(copy.store) == [1, 2]
+
+
+def test_folder_of_an_earlier_identity_is_made_anew(copy: Disk) -> None:
+    """C28.13"""
+    rows = copy.log_rows
+    rows.earlier[rows.identity], rows.identity = rows.last_number, "89abcdef"
+    reopen(copy)
+    assert copy.store.recover().identity == "89abcdef"
+    assert sequences(copy.store) == [1, 2]
+    assert len(kept_aside(copy.folder)) == 1
 
 
 def test_damaged_checkpoint_is_made_anew(copy: Disk) -> None:
@@ -261,7 +385,7 @@ def test_batch_that_may_have_to_wait_is_not_begun(copy: Disk) -> None:
 
 
 def test_fenced_broker_writes_nothing_more_anywhere(copy: Disk) -> None:
-    FakeLog(copy.log_rows).take_over()
+    take_over(copy.log_rows)
     rows = copy.log_rows.rows[:]
     with pytest.raises(StoreFencedError):
         copy.apply(puts=put(3))
@@ -271,6 +395,29 @@ def test_fenced_broker_writes_nothing_more_anywhere(copy: Disk) -> None:
     assert copy.log_rows.rows == rows
     reopen(copy)
     assert sequences(copy.store) == [1, 2]
+
+
+@pytest.mark.parametrize(("seconds", "rows"), [(BEAT_S - 0.01, 0), (BEAT_S + 0.01, 1)])
+def test_long_recovery_after_a_takeover_ends_with_a_row(
+    copy: Disk, seconds: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker would take over if none came for too long."""
+    copy.stop()
+    copy.store.close()
+    now = [0.0]
+    monkeypatch.setattr(embedded, "monotonic", lambda: now[0])
+    count = EmbeddedStore._counts
+
+    def count_slowly(store: EmbeddedStore) -> dict[bytes, int]:
+        now[0] += seconds
+        return count(store)
+
+    monkeypatch.setattr(EmbeddedStore, "_counts", count_slowly)
+    number = copy.log_rows.last_number
+    copy.open()
+    assert [row[0] for row in copy.log_rows.rows[number + 1 :]] == rows * [EMPTY_PAYLOAD]
+    copy.apply(puts=put(3))
+    assert sequences(copy.store) == [1, 2, 3]
 
 
 def test_history_of_rows_that_the_folder_lacks_is_restored_in_order(copy: Disk) -> None:
@@ -379,8 +526,6 @@ def test_ordinary_folder_becomes_the_first_copy_of_a_log(tmp_path: Path) -> None
 
 
 def identity_of(folder: Path) -> str:
-    from truenext.store.checkpoint import Checkpoint
-
     checkpoint = Checkpoint(folder / "lmdb", is_copy=True)
     try:
         return checkpoint.read()[0].identity

@@ -1,12 +1,13 @@
 """Tests that folders with foreign files are left alone, and empty ones and a broker's own used."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from truenext.errors import ConfigurationError
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.folder import IGNORED_FILES, OWN_FILES
+from truenext.store.folder import IGNORED_FILES, OWN_FILES, check_is_local
 
 
 def use(folder: Path) -> None:
@@ -72,3 +73,34 @@ def test_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_as_it_is(tm
     with pytest.raises(ConfigurationError, match=r"data/lock is a symbolic link: remove it"):
         use(folder)
     assert target.read_text() == "mine"
+
+
+def mounts_with(folder: Path, kind: str) -> Path:
+    """Make a table of mounted file systems, in which that of `folder` has this type."""
+    device = folder.stat().st_dev
+    table = folder / "mountinfo"
+    table.write_text(
+        "22 27 0:4095 / /proc rw,relatime - proc proc rw\n"
+        f"27 1 {os.major(device)}:{os.minor(device)} / /a\\040b rw,relatime shared:1 master:2 - {kind} server:/c rw\n"
+    )
+    return table
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "gfs2", "fuse.sshfs"])
+def test_folder_on_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+    """C28.19, also before the folder is made."""
+    mounts = mounts_with(tmp_path, kind)
+    for folder in (tmp_path, tmp_path / "new" / "folder"):
+        with pytest.raises(ConfigurationError, match=rf"{folder} is on a network file system \({kind}\)"):
+            check_is_local(folder, mounts)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "fuseblk", "fuse.fuse-overlayfs", "9p", "virtiofs"])
+def test_folder_on_a_local_file_system_is_accepted(tmp_path: Path, kind: str) -> None:
+    check_is_local(tmp_path, mounts_with(tmp_path, kind))
+
+
+def test_folder_is_accepted_where_the_system_does_not_say_its_file_system(tmp_path: Path) -> None:
+    check_is_local(tmp_path, tmp_path / "not there")
+    (tmp_path / "mountinfo").touch()
+    check_is_local(tmp_path, tmp_path / "mountinfo")

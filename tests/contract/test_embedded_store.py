@@ -166,7 +166,7 @@ def write_format(folder: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
-@pytest.mark.parametrize("found", [9, 10, 11, 14])
+@pytest.mark.parametrize("found", [9, 10, 11, 15])
 def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
     kind: str, found: int, tmp_path: Path
 ) -> None:

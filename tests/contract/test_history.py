@@ -50,6 +50,7 @@ from truenext.model.events import (
     OLDEST_HISTORY_VERSION,
     SUBSCRIPTION_MODES,
     chunk_position,
+    next_event,
 )
 from truenext.model.message import SentMessage
 from truenext.model.policy import Policies, Policy, WhileWaiting
@@ -475,6 +476,13 @@ def test_start_counts_messages_of_ended_subscriptions_with_those_of_the_next_of_
     ]
 
 
+def test_start_names_the_epoch_of_a_broker_with_a_log() -> None:
+    event_log = EventLog()
+    Engine(CommitState(event_log)).lifespan.start(after_clean_stop=False, epoch=7)
+    (event,) = read(event_log.close_chunk())
+    assert (event["reason"], event["epoch"]) == ("unclean", 7)
+
+
 def test_end_of_a_subscription_that_ends_with_its_connection_is_not_recorded() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
@@ -788,9 +796,9 @@ def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
         ((1, 1), True, (2, 11)),
         ((2, 11), True, (2, 11)),
         ((2, 11), False, (2, 11 + GAP_EVENTS)),
-        ((5, 3), True, (5, 11 + GAP_EVENTS)),
-        ((1, 30), True, (2, 30 + GAP_EVENTS)),
-        ((5, 30), True, (5, 30 + GAP_EVENTS)),
+        ((5, 3), True, (5, 11)),
+        ((1, 30), True, (2, 30)),
+        ((5, 30), True, (5, 30)),
         ((5, 30), False, (5, 30 + GAP_EVENTS)),
     ],
 )
@@ -821,39 +829,92 @@ def test_a_run_of_a_new_folder_uses_no_number_of_a_restored_chunk(after_clean_st
         assert len(read_folder(folder)) == 10
 
 
-def test_chunks_of_a_log_that_continue_the_files_are_appended(tmp_path: Path) -> None:
+def chunks_of_run(*, run: int, first_event: int, sizes: list[int]) -> list[bytes]:
+    """Return chunks of a run, each with so many events. The first one starts a file."""
+    event_log, chunks = EventLog(run=run, first_event=first_event), []
+    for size in sizes:
+        for batch in range(1, size + 1):
+            event_log.on_committed(batch)
+        chunks.append(event_log.close_chunk())
+    return chunks
+
+
+def test_position_of_several_chunks_is_that_of_the_last_one() -> None:
+    chunks = chunks_of_run(run=3, first_event=1, sizes=[10, 4])
+    assert [next_event(history) for history in (chunks[0], b"".join(chunks))] == [11, 15]
+    assert [chunk_position(history) for history in (chunks[0], b"".join(chunks))] == [(3, 1), (3, 11)]
+
+
+def test_chunks_of_rows_that_continue_the_files_are_appended_once(tmp_path: Path) -> None:
     folder = tmp_path / "history"
+    chunks = chunks_of_run(run=1, first_event=1, sizes=[10, 10, 5])
     history = HistoryWriter(folder)
-    append_events(history, run=1, first_event=1, count=10)
+    history.append(chunks[0])
     history.close()
     history = HistoryWriter(folder)
-    lost = HistoryWriter(tmp_path / "lost")
-    chunks = [append_events(lost, run=1, first_event=at, count=10) for at in (1, 11)]
-    for chunk in chunks:
+    # A row has the chunks of earlier batches without a row, too.
+    history.follow(chunks[0] + chunks[1])
+    history.follow(chunks[1] + chunks[2])
+    (takeover,) = chunks_of_run(run=2, first_event=26 + GAP_EVENTS, sizes=[4])
+    history.follow(takeover)
+    assert history.start_run(after_clean_stop=True) == (3, 30 + GAP_EVENTS)
+    history.close()
+    events = [*range(1, 26), *range(26 + GAP_EVENTS, 30 + GAP_EVENTS)]
+    assert [event["event"] for event in read_folder(folder)] == events
+    assert not list(tmp_path.glob("aside-*"))
+
+
+def test_run_after_a_clean_stop_leaves_no_numbers_out_if_rows_followed_what_was_restored(tmp_path: Path) -> None:
+    restored, followed = chunks_of_run(run=1, first_event=1, sizes=[10, 5])
+    history = HistoryWriter(tmp_path)
+    history.restore([restored])
+    history.follow(followed)
+    assert history.start_run(after_clean_stop=True) == (2, 16)
+
+
+def test_chunks_behind_missing_events_wait_for_the_next_file_and_begin_a_new_history(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    first, _, *behind = chunks_of_run(run=1, first_event=1, sizes=[10, 4, 10, 10])
+    history = HistoryWriter(folder)
+    history.follow(first)
+    for chunk in behind:
         history.follow(chunk)
-    assert history.start_run(after_clean_stop=True) == (2, 21 + GAP_EVENTS)
+    (later,) = chunks_of_run(run=2, first_event=35, sizes=[3])
+    history.follow(later)
+    assert history.start_run(after_clean_stop=True) == (3, 38)
     history.close()
-    assert len(read_folder(folder)) == 20
+    assert [event["event"] for event in read_folder(folder)] == [35, 36, 37]
+    (aside,) = tmp_path.glob("aside-history-*")
+    assert len(read_folder(aside)) == 10
 
 
-def test_chunks_of_a_log_behind_missing_events_begin_a_new_history(tmp_path: Path) -> None:
+def test_takeover_behind_missing_events_begins_a_new_history(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    first, _, behind = chunks_of_run(run=1, first_event=1, sizes=[10, 4, 10])
+    history = HistoryWriter(folder)
+    history.follow(first)
+    history.follow(behind)
+    assert history.start_run(after_clean_stop=False) == (2, 25 + GAP_EVENTS)
+    history.close()
+    assert not read_folder(folder)
+    (aside,) = tmp_path.glob("aside-history-*")
+    assert len(read_folder(aside)) == 10
+
+
+def test_history_of_a_new_folder_begins_with_the_first_file_that_begins(tmp_path: Path) -> None:
     folder = tmp_path / "history"
     history = HistoryWriter(folder)
-    append_events(history, run=1, first_event=1, count=10)
-    lost = HistoryWriter(tmp_path / "lost")
-    # Events 11 to 14 of another broker were in no row.
-    for at in (15, 25):
-        history.follow(append_events(lost, run=2, first_event=at, count=10))
-    assert history.start_run(after_clean_stop=True) == (3, 35 + GAP_EVENTS)
-    append_events(history, run=3, first_event=35 + GAP_EVENTS, count=1)
+    _, *middle = chunks_of_run(run=3, first_event=100, sizes=[10, 10, 10])
+    for chunk in (*middle, *chunks_of_run(run=3, first_event=130, sizes=[2, 3])):
+        history.follow(chunk)
     history.close()
-    assert len(read_folder(folder)) == 1
-    assert len(read_folder(tmp_path / "aside-history-35")) == 10
+    assert [event["event"] for event in read_folder(folder)] == [*range(130, 135)]
+    assert not list(tmp_path.glob("aside-*"))
 
 
-def test_a_run_of_a_new_folder_leaves_numbers_out_after_a_crash(tmp_path: Path) -> None:
+def test_a_run_leaves_numbers_out_after_a_crash_and_none_after_a_clean_stop(tmp_path: Path) -> None:
     assert HistoryWriter(tmp_path).start_run(after_clean_stop=False, lowest=(4, 50)) == (4, 50 + GAP_EVENTS)
-    assert HistoryWriter(tmp_path).start_run(after_clean_stop=True, lowest=(4, 50)) == (4, 50 + GAP_EVENTS)
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=True, lowest=(4, 50)) == (4, 50)
     assert HistoryWriter(tmp_path).start_run(after_clean_stop=False) == (1, 1)
 
 
@@ -872,7 +933,7 @@ def test_recovery_starts_history_after_the_numbers_of_the_log(after_clean_stop: 
     engine.lifespan.start()
     batch = engine.take_batch()
     assert batch is not None
-    assert chunk_position(batch.history) == (4, 50 + GAP_EVENTS)
+    assert chunk_position(batch.history) == (4, 50 if after_clean_stop else 50 + GAP_EVENTS)
 
 
 def append_events(history: HistoryWriter, *, run: int, first_event: int, count: int) -> bytes:

@@ -12,6 +12,7 @@ from tests.integration import over_tls
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.broker.users import Users
+from truenext.broker.write_time import RemoteWriteTime
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX
 from truenext.model.policy import Policies
@@ -19,6 +20,7 @@ from truenext.model.url import parse_listener_url
 from truenext.server.connection import ServerConnection
 from truenext.server.listener import Listener, ListenerTls, Places
 from truenext.store.embedded import EmbeddedStore
+from truenext.store.log import Log
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 
@@ -34,8 +36,11 @@ async def broker_here(
     has_tls: bool = over_tls.IS_ON,
     send_buffer: int = 0,
     users: Users | None = None,
+    log: Log | None = None,
+    has_history: bool = True,
 ) -> AsyncIterator[Listener]:
-    """Run a broker in this process. Without a data folder it stores nothing on disk.
+    """Run a broker in this process. Without a data folder it stores nothing on disk. With a `log` the folder is a copy
+    of this log.
 
     Clients that block need threads of their own. With `send_buffer` the broker's sockets take only so many bytes.
     """
@@ -43,11 +48,14 @@ async def broker_here(
     history: HistoryWriter | None = None
     store: Store = MemoryStore()
     if data is not None:
-        store = embedded = EmbeddedStore(data)
+        store = embedded = EmbeddedStore(data, log=log)
+    if data is not None and has_history:
         history = HistoryWriter(data / "history", on_rotate=lambda: None)
         embedded.sync_history = history.sync
-    engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history)
-    broker = Broker(engine, store, loop, history=history, users=users)
+        embedded.follow_history = history.follow
+    engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history, log=log)
+    write_time = None if log is None else RemoteWriteTime()
+    broker = Broker(engine, store, loop, history=history, write_time=write_time, users=users, log=log)
     await broker.start(after_clean_stop=recovered.clean_stop)
     address, places = parse_listener_url(url), Places(connections_max, before_login_max)
     tls = ListenerTls(over_tls.server_context()) if has_tls else None

@@ -123,6 +123,11 @@ class BrokerProcess:
 
     def start(self, port: int = 0) -> None:
         """Start the broker, with port 0 at a free port."""
+        self.begin_start(port)
+        self.await_start()
+
+    def begin_start(self, port: int = 0) -> None:
+        """Start the broker, but do not wait until it listens: it may stand by."""
         assert self._process is None, "it runs already"
         self._out.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
@@ -130,6 +135,13 @@ class BrokerProcess:
         url = f"{over_tls.SCHEME}://127.0.0.1:{port}"
         serve = ["serve", "--data", str(self.data), "--listen", url, *over_tls.serve_options(), *self.options]
         self._process = self._started(serve)
+
+    @property
+    def is_listening(self) -> bool:
+        return self._out.exists() and "listening on" in self._out.read_text()
+
+    def await_start(self) -> None:
+        """Wait until the broker listens."""
         line = self._read_line()
         assert line.startswith(f"listening on {over_tls.SCHEME}://127.0.0.1:"), (
             f"broker said {line!r}, and in its log:\n{self.log}"
@@ -417,6 +429,7 @@ class BrokerProcess:
         while True:
             has_ended = process.poll() is not None
             output = self._out.read_bytes() if self._out.exists() else b""
+            output = re.sub(rb"standing by.*\n", b"", output)
             if output.endswith(b"\n") or has_ended:
                 return output.decode().strip()
             assert time.monotonic() < deadline, f"broker said only {output!r}, log:\n{self.log}"

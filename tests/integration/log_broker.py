@@ -16,7 +16,7 @@ from tests.contract.postgresql.log_writer import make_log, url_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from tests.integration.log_process import SMALL_PARTITION_ROWS, serve
-from tests.stages.postgres import PostgresServer
+from tests.stages.postgres import Server
 from truenext.store.postgresql import layout
 
 
@@ -24,11 +24,13 @@ class LogBroker(BrokerProcess):
     def __init__(
         self,
         folder: Path,
-        server: PostgresServer,
+        server: Server,
         schema: str,
         options: Sequence[str] = (),
         *,
         patience_ms: int = 30_000,
+        failover_after_ms: int = 5_000,
+        durability: str = "local",
         is_small: bool = False,
         fault: str = "",
     ) -> None:
@@ -36,13 +38,13 @@ class LogBroker(BrokerProcess):
         once. `fault` is the name of a planted fault."""
         folder.mkdir(parents=True)
         config = folder / "broker.toml"
-        config.write_text(f"[broker]\ndatabase_patience_ms = {patience_ms}\n")
+        config.write_text(f"[broker]\ndatabase_patience_ms = {patience_ms}\nfailover_after_ms = {failover_after_ms}\n")
         self._where = (url_of(server), "--schema", schema)
         options = (
             "--store",
             *self._where,
             "--durability",
-            "local",
+            durability,
             "--database-limit",
             "10GiB",
             "--config",
@@ -61,7 +63,7 @@ class LogBroker(BrokerProcess):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def make_schema(server: PostgresServer, name: str, *, is_small: bool = False) -> None:
+def make_schema(server: Server, name: str, *, is_small: bool = False) -> None:
     """Make an empty log in a new schema, for brokers with the same `is_small`."""
     rows = SMALL_PARTITION_ROWS if is_small else layout.PARTITION_ROWS
     with server.connect() as connection, mock.patch.object(layout, "PARTITION_ROWS", rows):
@@ -83,7 +85,7 @@ def delete_folder(data: Path) -> None:
         shutil.rmtree(deleted, ignore_errors=True)
 
 
-def await_server(server: PostgresServer) -> None:
+def await_server(server: Server) -> None:
     """Wait until PostgreSQL accepts connections, for example after a crash of a session."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -93,7 +95,7 @@ def await_server(server: PostgresServer) -> None:
         time.sleep(0.01)
 
 
-def sessions_of_brokers(server: PostgresServer) -> list[int]:
+def sessions_of_brokers(server: Server) -> list[int]:
     """Return the process ids of all sessions of brokers."""
     with server.connect() as connection:
         found = connection.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'truenext%'")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TINY_LIMITS
 from tests.integration.forked import completed_text
@@ -33,13 +34,13 @@ from tests.integration.log_broker import (
     make_schema,
     sessions_of_brokers,
 )
-from tests.stages.postgres import PostgresServer
+from tests.stages.postgres import PostgresServer, Server
 
 OUTAGE_S = 3.0
 """Duration of an outage. It is longer than the silence after which a broker opens a new connection."""
 
-Victim = Callable[[PostgresServer, random.Random], None]
-"""Function that lets PostgreSQL fail; it accepts connections again some time after the return."""
+Victim = Callable[[Any, random.Random], None]
+"""Function that lets PostgreSQL fail, one server or a pair; it accepts connections again some time after the return."""
 
 
 def kill_session(server: PostgresServer, chance: random.Random) -> None:
@@ -82,10 +83,13 @@ KEPT, DELETED, OLDER = "kept", "deleted", "an older copy"
 class LogRun:
     """Broker on a schema of its own, and the ledger of its load. One run has some cycles."""
 
+    FAILOVER_AFTER_MS = 5_000
+    DURABILITY = "local"
+
     def __init__(
         self,
         folder: Path,
-        server: PostgresServer,
+        server: Server,
         seed: str,
         *,
         patience_ms: int = 30_000,
@@ -95,12 +99,12 @@ class LogRun:
         self.server = server
         self.chance = random.Random(seed)
         self.is_small = self.chance.random() < 0.6
-        limits = TINY_LIMITS if self.chance.random() < 0.5 else ()
-        schema = f"run_{folder.name.replace('-', '_')}"
-        make_schema(server, schema, is_small=self.is_small)
-        self.broker = LogBroker(
-            folder, server, schema, limits, patience_ms=patience_ms, is_small=self.is_small, fault=fault
-        )
+        self._limits = TINY_LIMITS if self.chance.random() < 0.5 else ()
+        self._schema = f"run_{folder.name.replace('-', '_')}"
+        self._patience_ms = patience_ms
+        self._fault = fault
+        make_schema(server, self._schema, is_small=self.is_small)
+        self.broker = self._make_broker(folder)
         self.ledger = Ledger()
         self.fates: Counter[str] = Counter()
         self.doubts = 0
@@ -109,6 +113,19 @@ class LogRun:
         self._older = folder / "older"
         self._unconfirmed: list[tuple[Letter, bytes]] = []
         self._crew: list[Worker] = []
+
+    def _make_broker(self, folder: Path, *options: str) -> LogBroker:
+        return LogBroker(
+            folder,
+            self.server,
+            self._schema,
+            (*self._limits, *options),
+            patience_ms=self._patience_ms,
+            failover_after_ms=self.FAILOVER_AFTER_MS,
+            durability=self.DURABILITY,
+            is_small=self.is_small,
+            fault=self._fault,
+        )
 
     def cycle(self, victim: Victim | None, *, can_doubt: bool = True) -> None:
         """Work for some time, let the victim fail (None: the broker only), and kill the broker after it. Workers keep
@@ -122,7 +139,7 @@ class LogRun:
                 self.doubts += 1
                 time.sleep(chance.uniform(0, 0.3))
             else:
-                self._await_progress()
+                self.await_progress()
                 time.sleep(chance.uniform(0, 0.4))
         self.broker.kill()
         self.end_cycle()
@@ -164,7 +181,7 @@ class LogRun:
             copy_folder(data, self._older)
         self.fates[fate] += 1
 
-    def _await_progress(self) -> None:
+    def await_progress(self) -> None:
         """Wait until messages are confirmed again, and check that all connections have stayed."""
         before = self._confirmed_count()
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.integration import planted_log_faults
 from truenext.cli.main import main as truenext
-from truenext.store.postgresql import compaction, layout
+from truenext.store.postgresql import compaction, layout, repair
 
 SMALL_PARTITION_ROWS = 16
 
@@ -14,6 +14,7 @@ SMALL_PARTITION_ROWS = 16
 def use_small_log() -> None:
     """Let this process have small partitions, and compact a log at once, as after many hours of load."""
     layout.PARTITION_ROWS = SMALL_PARTITION_ROWS
+    vars(repair)["PARTITION_ROWS"] = SMALL_PARTITION_ROWS
     compaction.UNCOMPACTED_ROWS = 10
     compaction.WINDOW_ROWS = 12
 

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.unit.mutation import mutated
+from truenext.broker.committer import Committer
+from truenext.broker.silence import Silence
+from truenext.server.output import Output
 from truenext.store import copying
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame_writer import FrameWriter
 from truenext.store.log import next_digest
-from truenext.store.postgresql import compaction, connection, layout, log
+from truenext.store.postgresql import compaction, connection, layout, log, repair
 from truenext.store.postgresql.log import PostgresqlLog
-from truenext.store.postgresql.log_rows import NewRow, last_row
+from truenext.store.postgresql.log_rows import last_row
 from truenext.store.postgresql.net_effect import NetEffect
-from truenext.store.postgresql.outcome import Finding, Row
+from truenext.store.postgresql.outcome import Finding, NewRow, Row
 from truenext.store.store import Progress
 
 
@@ -105,6 +108,36 @@ def epoch_not_compared_after_a_doubt() -> None:
 
 def slow_append_not_checked_again() -> None:
     replace(log, "SLOW_S", 1e9)
+
+
+# ---- Silence ----
+
+
+def never_silent() -> None:
+    replace(Silence, "is_silent", lambda self: False)
+
+
+def bytes_written_in_silence() -> None:
+    replace(Output, "_waits_for_silence", lambda self, silence: False)
+
+
+# ---- Rows that PostgreSQL has forgotten ----
+
+
+def another_timeline_passed_over() -> None:
+    replace(log, "origin_fault", lambda *_, **__: None)
+
+
+def forgotten_rows_not_put_back() -> None:
+    replace(repair, "put_back", lambda connection, schema, last, *_: last)
+
+
+def history_of_no_batch_left_out() -> None:
+    replace(
+        Committer,
+        "_becomes_row",
+        mutated(Committer._becomes_row, "self._unlogged.append(", "batch.is_empty() or self._unlogged.append("),
+    )
 
 
 # ---- Folders ----

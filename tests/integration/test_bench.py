@@ -69,6 +69,11 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             r"\nbatches of 1,000: .*\n[\s\S]*32 producers, each one at a time: .* on its own disk: \d"
             r"[\s\S]*\nmemory: RssAnon ",
         ),
+        (
+            ("bench.failover", "--messages", "300", "--runs", "1", "--warmup", "0", "--waiting", "2000"),
+            r"\nplanned: .* s to the first delivery[\s\S]*\nstopped: [\s\S]*\nPostgreSQL restarted: "
+            r"[\s\S]* alone: \d[\s\S]*\nstanding by: .*% of a processor",
+        ),
         (("bench.selectors", "--messages", "3000"), r"the others +p50 .* during the scan"),
         (("bench.many", "--only", "names", "--count", "500"), r"500 names used once each, .* MiB of disk in the end"),
         (("bench.many", "--messages", "600", "--runs", "1", "--count", "3"), r"3 selectors: [\d,]+ messages a second"),

@@ -64,7 +64,7 @@ def test_command_at_a_program_that_does_not_answer_says_so_after_its_timeout(
     assert (result.exit_code, result.stdout) == (NO_ANSWER, "")
     assert result.stderr.endswith(
         f"truenext: no broker at {url}: a program listens there, but has not answered as a STOMP broker within "
-        f"{WAIT_S:g} s: check the port\n"
+        f"{WAIT_S:g} s: check the port, or, if the broker waits for PostgreSQL, see its log\n"
     )
 
 

@@ -43,6 +43,7 @@ def test_modules_without_extras_are_imported(python: str) -> None:
         "serve --data {folder}/data --store postgresql:///truenext --schema main --database-limit 2GiB",
         "store init postgresql:///truenext --schema main",
         "store check postgresql:///truenext --schema main",
+        "store status postgresql:///truenext --schema main",
     ],
 )
 def test_command_without_psycopg_says_in_one_line_what_to_install(python: str, tmp_path: Path, command: str) -> None:

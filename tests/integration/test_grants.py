@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
-from truenext.broker import connection_request, producer_request
+from truenext.broker import connection_request, failover_request, producer_request
 from truenext.broker.control import QUERIES, QUEUE_CHANGES
 from truenext.broker.passwords import hash_password
 from truenext.engine.background import bulk
@@ -386,6 +386,15 @@ def is_performed(root: UserClient, client: UserClient) -> None:
 
 def expect(actual: object, expected: object) -> None:
     assert actual == expected
+
+
+def ask_for_failover(client: UserClient) -> None:
+    """Ask a broker that cannot hand over: it says so to a user who may ask."""
+    with pytest.raises(RequestRefused) as refused:
+        client.ask("failover")
+    if refused.value.code != "control-request":
+        raise refused.value
+    assert "this broker has no log" in refused.value.text
 
 
 def held_message(client: UserClient) -> Frame:
@@ -983,6 +992,7 @@ BROKER = [
     ),
     row("status", "status", "monitor", lambda c: c.ask("status")["memory"], check=is_performed),
     row("reload", "reload", "admin", lambda c: expect(c.ask("reload")["errors"], []), check=is_performed),
+    row("failover", "failover", "admin", ask_for_failover, check=is_performed),
     row(
         "producer",
         "producer",
@@ -1337,7 +1347,8 @@ def is_named(case: Case, need: str, text: str) -> bool:
 def test_each_command_and_each_control_verb_has_a_row() -> None:
     kinds = {kind for row in ROWS for kind in row.kinds}
     assert {kind for kind in kinds if not isinstance(kind, str)} == set(get_args(Command)) - JMS_COMMANDS
-    verbs = {*QUERIES, *QUEUE_CHANGES, *bulk.VERBS, connection_request.VERB, producer_request.VERB, *ACTION_PARSERS}
+    others = {each.VERB for each in (connection_request, failover_request, producer_request)}
+    verbs = {*QUERIES, *QUEUE_CHANGES, *bulk.VERBS, *others, *ACTION_PARSERS}
     assert {kind for kind in kinds if isinstance(kind, str)} == verbs
 
 

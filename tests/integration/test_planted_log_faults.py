@@ -12,13 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.contract.postgresql.log_writer import DURABLE
+from tests.integration.failover_kills import FailoverRun, forget_rows, kill_active
+from tests.integration.postgres_pair import own_pair
+from tests.integration.test_failover_kills import judge
 from tests.integration.test_fences import fence_and_judge
+from tests.integration.test_forgotten_rows import lose_and_judge
 from tests.integration.test_kill_log import kill_and_judge
+from tests.integration.test_zombies import wake_and_judge
 from tests.stages.postgres import PostgresServer, own_server
 
 CYCLES = 60
 """Number of cycles in which a fault must show."""
-FENCES = 6
+FENCES = ZOMBIES = 6
 
 pytestmark = pytest.mark.drawn
 
@@ -68,4 +73,36 @@ def test_kills_notice(server: PostgresServer, tmp_path: Path, fault: str) -> Non
 def test_fences_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
     with pytest.raises(AssertionError) as found:
         fence_and_judge(server, tmp_path, random.randrange(10**9), FENCES, fault)
+    show(fault, str(found.value))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", ["never_silent", "bytes_written_in_silence"])
+def test_zombies_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        wake_and_judge(server, tmp_path, random.randrange(10**9), ZOMBIES, fault)
+    show(fault, str(found.value))
+
+
+@pytest.mark.timeout(600)
+def test_failovers_notice_a_history_that_is_left_out(server: PostgresServer, tmp_path: Path) -> None:
+    fault = "history_of_no_batch_left_out"
+    with pytest.raises(AssertionError) as found:
+        judge(FailoverRun(tmp_path / "run", server, f"{random.random()}", fault=fault), [kill_active] * 4)
+    show(fault, str(found.value))
+
+
+@pytest.mark.timeout(600)
+def test_lost_rows_show_that_they_are_not_put_back(tmp_path: Path) -> None:
+    fault = "forgotten_rows_not_put_back"
+    with own_pair(is_synchronous=False) as pair, pytest.raises(AssertionError) as found:
+        judge(FailoverRun(tmp_path / "run", pair, f"{random.random()}", fault=fault), [forget_rows] * 4)
+    show(fault, str(found.value))
+
+
+@pytest.mark.timeout(600)
+def test_lost_rows_show_that_another_timeline_is_passed_over(tmp_path: Path) -> None:
+    fault = "another_timeline_passed_over"
+    with own_pair(is_synchronous=False) as pair, pytest.raises(AssertionError) as found:
+        lose_and_judge(pair, tmp_path, random.Random(), 2, fault)
     show(fault, str(found.value))

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from tests.contract.postgresql.log_writer import DURABLE, make_log, url_of
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 from tests.stages.postgres import BINARIES, PostgresServer, own_server
@@ -49,13 +49,15 @@ def schema(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def new_broker(postgres: PostgresServer, schema: str, tmp_path: Path) -> Iterator[NewBroker]:
-    """Function that prepares a broker of the schema, with a folder of its own. It gets further options of `serve`."""
+    """Function that prepares a broker of the schema, with a folder and a member name of its own. It gets further
+    options of `serve`."""
     brokers: list[BrokerProcess] = []
 
     def make(*options: str) -> BrokerProcess:
         folder = tmp_path / f"broker {len(brokers)}"
         folder.mkdir()
-        broker = BrokerProcess(folder, serve_options(url_of(postgres), schema, *options))
+        name = f"broker-{len(brokers)}"
+        broker = BrokerProcess(folder, serve_options(url_of(postgres), schema, "--member", name, *options))
         brokers.append(broker)
         return broker
 
@@ -159,17 +161,17 @@ def test_folder_of_a_broker_is_no_folder_of_a_broker_without_the_log(new_broker:
 # ---- Two brokers ----
 
 
-def test_second_broker_names_the_active_one_and_exits(new_broker: NewBroker) -> None:
-    """C27.5"""
+def test_second_broker_stands_by_until_the_first_one_stops(new_broker: NewBroker) -> None:
+    """C27.5, C28.1, C28.4"""
     first, second = new_broker(), new_broker()
     first.start()
-    refused = serve(second)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    line = refused.stderr.splitlines()[-1]
-    assert line.startswith("truenext: another broker is active") and "--take-over" in line
-    assert f" {first.pid}, since " in line
+    second.begin_start()
+    time.sleep(QUIET_SECONDS)
+    assert second.is_running and not second.is_listening
     send(first, 1)
     first.stop()
+    second.await_start()
+    assert received(second, 1) == ["1"]
 
 
 def test_broker_that_was_taken_over_exits_with_status_3_and_confirms_nothing(new_broker: NewBroker) -> None:
@@ -201,31 +203,26 @@ def test_broker_that_was_taken_over_exits_without_a_write(new_broker: NewBroker)
     second.stop()
 
 
-def test_broker_whose_database_has_lost_rows_exits_with_status_4(
-    new_broker: NewBroker, postgres: PostgresServer, schema: str
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "killed"])
+def test_rows_that_the_database_has_lost_are_put_back(
+    new_broker: NewBroker, postgres: PostgresServer, schema: str, is_running: bool
 ) -> None:
-    """C27.7, C27.9: first the running broker, and then the one that starts on its folder."""
+    """C28.12"""
     broker = new_broker()
     broker.start()
     send(broker, 1, 2, 3)
+    if not is_running:
+        broker.kill()
     with postgres.connect() as connection:
         connection.execute(f"DELETE FROM {schema}.log WHERE number > (SELECT max(number) - 2 FROM {schema}.log)")
-    broker.connect().send("orders", b"4", persistent=True)
-    assert broker.wait_for_end() == 4
-    line = broker.log.splitlines()[-1]
-    assert (
-        line.startswith("truenext: the database at ")
-        and " has lost rows " in line
-        and len(re.findall(r"\brow \d", line)) >= 1
-    )
-    started = serve(broker)
-    assert (started.returncode, started.stdout) == (4, "")
-    assert started.stderr.splitlines()[-1].startswith("truenext: the database at ")
-    assert completed_text("store", "detach", broker.data).returncode == 0
-    broker.options = ()
-    broker.start()
-    assert received(broker, 3) == ["3", "2", "1"]
+    if not is_running:
+        broker.start()
+    send(broker, 4)
+    assert "rows that the database had forgotten were put back" in broker.log
+    assert received(broker, 4) == ["4", "3", "2", "1"]
     broker.stop()
+    check = completed_text("store", "check", url_of(postgres), "--schema", schema)
+    assert check.returncode == 0, check.stdout
 
 
 @pytest.mark.alternates("silence of PostgreSQL")
@@ -245,15 +242,30 @@ def test_broker_serves_its_clients_while_postgresql_is_silent(new_broker: NewBro
                 with pytest.raises(TimeoutError):
                     client.next_frame(0.5)
                 assert broker.status()["log"]["epoch"] == 1
-                while broker.status()["log"]["awaited"] is None:
-                    time.sleep(0.1)
-                printed = broker.output_of("status")
-                assert re.search(
-                    rf"\n +on {server.folder}:5432; waiting for PostgreSQL since 20.* UTC, nothing ", printed
-                )
             client.await_receipt("r")
-            assert "waiting for" not in broker.output_of("status")
             client.disconnect()
+            broker.stop()
+        finally:
+            broker.clean_up()
+
+
+def test_status_says_since_when_a_broker_waits_for_postgresql(tmp_path: Path) -> None:
+    """C27.7: until the broker is silent."""
+    with own_server(**DURABLE) as server:
+        with server.connect() as connection:
+            make_log(connection, schema="main")
+        broker = BrokerProcess(tmp_path, serve_options(url_of(server), "main"))
+        broker.start()
+        try:
+            server.stop()
+            while broker.status()["log"]["awaited"] is None:
+                time.sleep(0.1)
+            line = rf"\n +on {server.folder}:5432; waiting for PostgreSQL since 20.* UTC, nothing "
+            assert re.search(line, broker.output_of("status"))
+            server.start()
+            send(broker, 1)
+            while "waiting for" in broker.output_of("status"):
+                time.sleep(0.1)
             broker.stop()
         finally:
             broker.clean_up()
@@ -297,6 +309,7 @@ def test_broker_does_not_start_without_the_standby_that_its_durability_needs(new
     refused = serve(new_broker("--durability", "replicated"))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith('truenext: durability = "replicated" needs a synchronous standby')
+    assert "--durability local" in refused.stderr
 
 
 def test_log_and_status_name_a_durability_that_is_local(new_broker: NewBroker) -> None:

@@ -29,9 +29,9 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def blocks(section: str, language: str = "") -> list[list[str]]:
+def blocks(section: str, language: str = "", *, page: str = PAGE) -> list[list[str]]:
     """Return the lines of each code block of a section."""
-    (text,) = re.findall(rf"^##+ {section}\n(.*?)(?=^##+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^##+ {section}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [content.splitlines() for of_block, content in found if of_block == language]
 
@@ -65,7 +65,7 @@ class Reader:
         log = self._folder / "log"
         self._broker = Forked(command, stdout=self._out, stderr=log, folder=self._folder, environment=self._environment)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (self._out.exists() and (found := re.match("listening on (.*)\n", self._out.read_text()))):
+        while not (self._out.exists() and (found := re.search("listening on (.*)\n", self._out.read_text()))):
             assert self._broker.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.01)
         self._environment["TRUENEXT_URL"] = found[1]

@@ -250,11 +250,11 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     ),
     "a receipt is written into an unsent message": (
         receipt_does_not_split_a_message,
-        *(Output, "flush", "if self._unsent:", "if False:"),
+        *(Output, "flush", "if self._unsent or", "if False or"),
     ),
     "the receipt of an UNSUBSCRIBE is written into an unsent message": (
         receipt_of_an_unsubscribe_comes_after_the_messages_of_its_subscription,
-        *(Output, "flush", "if self._unsent:", "if False:"),
+        *(Output, "flush", "if self._unsent or", "if False or"),
     ),
     "the connection is closed before the receipt of its DISCONNECT was sent": (
         receipt_of_a_disconnect_is_the_last_frame,

@@ -116,10 +116,22 @@ class Everything:
                 thread.join(2 * PATIENCE_SECONDS)
         assert not [thread.name for thread in self._threads if thread.is_alive()]
 
+    def work_over_two_ends(self) -> None:
+        """Let all work, while the broker ends twice: by a kill -9, and cleanly."""
+        for role in ROLES:
+            self.hire(role)
+        with self.running():
+            for is_clean in (False, True):
+                time.sleep(SECONDS / 3)
+                self._is_there.clear()
+                self.end_broker(is_clean=is_clean)
+                self._is_there.set()
+            time.sleep(SECONDS / 3)
+        assert self.faults == []
+        print(dict(self.done))
+
     def end_broker(self, *, is_clean: bool) -> None:
-        self._is_there.clear()
         self.broker.restart(is_clean=is_clean)
-        self._is_there.set()
 
     def is_running(self) -> bool:
         return self._is_there.is_set() and not self._is_over.is_set()
@@ -368,34 +380,31 @@ def test_the_contract_holds_with_everything_at_once_over_two_ends_of_the_broker(
     everything = Everything(broker)
     try:
         broker.start()
-        for role in ROLES:
-            everything.hire(role)
-        with everything.running():
-            for is_clean in (False, True):
-                time.sleep(SECONDS / 3)
-                everything.end_broker(is_clean=is_clean)
-            time.sleep(SECONDS / 3)
-        assert everything.faults == []
+        everything.work_over_two_ends()
         broker.stop()
     finally:
         broker.clean_up()
-    print(dict(everything.done))
+    judge(broker.data, tmp_path)
+
+
+def judge(data: Path, folder: Path) -> None:
+    """Check the history of a broker that has ended. `folder` is for the report and for files."""
     audit = subprocess.run(
-        [TRUENEXT, "audit", str(broker.data), "--master", "local[2]", "--out", str(tmp_path / "report")],
+        [TRUENEXT, "audit", str(data), "--master", "local[2]", "--out", str(folder / "report")],
         capture_output=True,
         text=True,
         check=False,
     )
     if audit.returncode:
         tables = ("violations", "lost", "duplicates", "consumers", "stuck") if audit.returncode == 1 else ()
-        rows = [row for table in tables for row in pq.read_table(tmp_path / "report" / table).to_pylist()[:10]]
+        rows = [row for table in tables for row in pq.read_table(folder / "report" / table).to_pylist()[:10]]
         pytest.fail("\n".join([audit.stdout, audit.stderr, *map(str, rows)]))
     assert "WARN" not in audit.stderr
-    assert "log4j" in (tmp_path / "report" / "spark.log").read_text()
+    assert "log4j" in (folder / "report" / "spark.log").read_text()
     # The broker itself exports what it has time for: on a slow machine it may have ended before the first file.
     of_kind = Counter(
         kind
-        for file in export_all(broker.data / "history", tmp_path / "exported")
+        for file in export_all(data / "history", folder / "exported")
         for kind in pq.read_table(file, columns=["kind"], partitioning=None).column("kind").to_pylist()
     )
     assert not [kind for kind in ("accepted", "dispatched", "acknowledged") if of_kind[kind] < 500], of_kind

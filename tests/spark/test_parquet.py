@@ -14,10 +14,12 @@ import pytest
 
 from tests.contract.naive_history import read_folder, read_parquet
 from tests.contract.test_history import ORDERS, RecordedEngine, busy, of_version, record_all, write
+from truenext.engine.writing.event_log import EventLog
 from truenext.errors import HistoryError
-from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files
+from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files, write_by_date
 from truenext.history.exporter import HistoryExporter
-from truenext.history.files import history_files
+from truenext.history.files import chunk_at, history_files
+from truenext.history.table import arrow_table_of
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, OLDEST_HISTORY_VERSION, EventKind
 from truenext.spark.audit.runs import KINDS
@@ -137,6 +139,17 @@ def test_a_process_exports_what_has_ended_and_deletes_what_is_too_much(
         assert len(list((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))) == files
 
 
+def test_a_parquet_file_names_the_epoch_of_each_run_that_has_one(tmp_path: Path) -> None:
+    event_log = EventLog()
+    event_log.run_started(after_clean_stop=True)
+    event_log.run_started(after_clean_stop=False, epoch=3)
+    chunk = chunk_at(memoryview(event_log.close_chunk()), 0)
+    assert chunk is not None
+    write_by_date(arrow_table_of([chunk]), tmp_path / EVENTS_FOLDER, "1")
+    first, second = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert ("epoch" in first, second["epoch"]) == (False, 3)
+
+
 @pytest.mark.parametrize("version", [OLDEST_HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_not_exported(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
@@ -155,7 +168,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
     assert re.search(
-        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 11", line
+        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 12", line
     )
 
 

@@ -293,3 +293,16 @@ def test_message_of_an_ended_subscription_that_a_start_does_not_recover_is_lost(
     account.on_run_started(12, 12, StartFlag.CONTINUED | StartFlag.RECOVERED, 11)
     account.resolve_recovered(13)
     assert len(account.findings) == 1
+
+
+def test_wait_over_a_takeover_to_a_broker_whose_clock_is_behind_is_zero() -> None:
+    """Until its dispatch, and until the end of the history."""
+    account = QueueAudit(RemovedMessages(), 10)
+    messages = [AuditedMessage(sequence, 4, True, sequence, 1000) for sequence in (1, 2)]
+    for message in messages:
+        account.on_accepted(message.sequence, 1000, message)
+    account.on_run_started(10, 500, StartFlag.CONTINUED | StartFlag.RECOVERED, 1000)
+    account.on_recovered(11, 500, 2)
+    account.on_dispatched(12, 510, 1, 1)
+    account.finish(13, 520)
+    assert [message.wait for message in messages] == [0, 0]

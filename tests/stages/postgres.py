@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import psycopg
 
@@ -34,6 +35,19 @@ SETTINGS = {
     "deadlock_timeout": "100ms",
 }
 _NUMBERS = itertools.count(1)
+
+
+class Server(Protocol):
+    """PostgreSQL as clients see it: one server, or a pair that changes places."""
+
+    @property
+    def folder(self) -> object:
+        """Folder of the socket, or several with commas between."""
+
+    @property
+    def log(self) -> str: ...
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]: ...
 
 
 class PostgresServer:
@@ -91,6 +105,43 @@ class PostgresServer:
         """Start the server again after it was killed from outside."""
         self._was_killed = True
         self.start()
+
+    def back_up(self, to: Path) -> None:
+        """Copy the data of the server, which is stopped meanwhile."""
+        self.stop()
+        shutil.copytree(self._data, to)
+        self.start()
+
+    def restore(self, backup: Path) -> None:
+        """Kill the server, and start it with the data of a backup."""
+        self.kill()
+        shutil.rmtree(self._data)
+        shutil.copytree(backup, self._data)
+        for path in (self._data, *self._data.rglob("*")):
+            shutil.copystat(backup / path.relative_to(self._data), path)
+            if USER is not None:
+                shutil.chown(path, USER)
+        self.start()
+
+    def follow(self, primary: PostgresServer, name: str) -> None:
+        """Start as a standby of `primary`, from a copy of it. `name` is its name in synchronous_standby_names."""
+        shutil.rmtree(self._data, ignore_errors=True)
+        source = f"host={primary.folder} user=postgres application_name={name}"
+        copy = (f"--dbname={source}", f"--pgdata={self._data}", "--write-recovery-conf", "--checkpoint=fast")
+        self._run("pg_basebackup", *copy)
+        self.start()
+
+    def hold_back(self) -> None:
+        """Let this standby receive no more of what its primary writes."""
+        with self.connect() as connection:
+            connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            connection.execute("SELECT pg_reload_conf()")
+            while connection.execute("SELECT FROM pg_stat_wal_receiver").fetchone() is not None:
+                time.sleep(0.01)
+
+    def promote(self) -> None:
+        """Make this standby the primary."""
+        self._run("pg_ctl", "promote", "--wait", f"--pgdata={self._data}")
 
     def clean_up(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):

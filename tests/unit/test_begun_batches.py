@@ -15,7 +15,6 @@ from truenext.broker.write_time import RemoteWriteTime
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
-from truenext.model.events import GAP_EVENTS
 from truenext.store.store import Progress, Store
 
 PATIENCE_S = 5.0
@@ -112,8 +111,7 @@ def run(test: Callable[[Run], Awaitable[None]]) -> None:
     async def run_and_close() -> None:
         one = Run()
         try:
-            with mock.patch.object(committer_module, "chunk_position", lambda chunk: (1, int(chunk))):
-                await test(one)
+            await test(one)
         finally:
             one.close()
 
@@ -144,14 +142,15 @@ def test_begun_batch_is_committed_by_its_answer_without_the_thread() -> None:
     run(test)
 
 
-def test_history_of_a_begun_batch_is_that_of_the_last_row() -> None:
+def test_begun_batch_takes_the_history_of_batches_without_a_row_along() -> None:
     async def test(one: Run) -> None:
-        await one.commit_by_answer(GAP_EVENTS)
-        alone = Batch(GAP_EVENTS + 1)
-        alone.history = b"%d" % (GAP_EVENTS + 1)
-        assert not one.committer.commit(alone)
-        assert await one.next_committed() == GAP_EVENTS + 1
-        assert one.store.begun == [GAP_EVENTS] and one.store.waited == []
+        await one.commit_by_answer(1)
+        alone = Batch(2)
+        alone.history = b"2"
+        assert one.committer.commit(alone) or await one.next_committed() == 2
+        await one.commit_by_answer(3)
+        assert one.store.begun == [1, 3] and one.store.waited == []
+        assert [call.args for call in one.history.append.call_args_list] == [(b"1",), (b"23",)]
 
     run(test)
 

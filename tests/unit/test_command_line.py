@@ -26,6 +26,7 @@ from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
     LISTENER_URL,
+    MEMBER,
     QUERY_ID,
     SCHEMA,
     SELECTOR,
@@ -111,6 +112,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     STORE_URL: lambda kind: [*NO_TEXTS, LONG, "data", "mysql:///shop", WITH_PASSWORD, "postgresql://h/?password=p"],
     SCHEMA: lambda kind: [*NO_TEXTS, LONG, "Main", "2", "pg_x", "a-b", "a" * 64],
+    MEMBER: lambda kind: [*NO_TEXTS, LONG, "-a", ".a", "a b", "a@b", "a" * 64],
     DATABASE_URL: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     NAME: lambda kind: [*NO_TEXTS, LONG, "a b", "a/b", "ä", "a" * 65],
     PATTERN: lambda kind: [*NO_TEXTS, "/queue/", "/nowhere/q", "a.>.b", "a,b", "a..*", "topic://q"],
@@ -284,6 +286,7 @@ IN_POSTGRESQL = ["--store", "postgresql:///truenext", "--schema", "main", "--dat
         ["serve", "--memory", *IN_POSTGRESQL],
         ["serve", "--data", "somewhere", "--schema", "main"],
         ["serve", "--data", "somewhere", "--database-limit", "2GiB"],
+        ["serve", "--data", "somewhere", "--member", "host1"],
         ["serve", "--data", "somewhere", "--take-over"],
         ["serve", *IN_POSTGRESQL],
         ["serve", "--data", "somewhere", *IN_POSTGRESQL[:4]],
@@ -333,6 +336,20 @@ def test_options_of_a_broker_with_postgresql_are_its_settings(tmp_path: Path, mo
     assert (first.args[0].broker, first.kwargs) == (settings, {"take_over": False})
     assert second.args[0].broker == replace(settings, durability=Durability.LOCAL)
     assert second.kwargs == {"take_over": True}
+
+
+def test_folder_on_a_network_disk_is_refused_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C28.19"""
+    refuse = mock.Mock(side_effect=ConfigurationError("on a network file system"))
+    monkeypatch.setattr("truenext.cli.serve.check_is_local", refuse)
+    monkeypatch.setattr("truenext.cli.serve.EmbeddedStore", mock.Mock(side_effect=StoreError("opened")))
+    words = ["serve", "--data", str(tmp_path / "data")]
+    refused = CliRunner().invoke(main, words)
+    assert (refused.exit_code, refused.stderr) == (2, "truenext: on a network file system\n")
+    allowed = CliRunner().invoke(main, [*words, "--allow-network-disk"])
+    assert (allowed.exit_code, allowed.stderr) == (1, "truenext: opened\n")
 
 
 @pytest.mark.parametrize(

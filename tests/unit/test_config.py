@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from truenext.broker.config import Configuration, configure, format_value, toml_header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.model.limits import CONFIGURATION_BYTES_MAX
+from truenext.model.limits import CONFIGURATION_BYTES_MAX, DATABASE_PATIENCE_MS_MIN, FAILOVER_AFTER_MS_MIN
 from truenext.model.policy import Policies, Policy, WhenFull
 from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
 
@@ -134,7 +134,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
     on_disk = read(file, "[broker]\nmemory = true", broker={"data": Path("d")}).broker
     assert (on_disk.data, on_disk.memory) == (Path("d"), False)
     content = '[broker]\ndata = "d"\ndisk_limit = "9GiB"\nhistory = true\n' + IN_POSTGRESQL
-    in_memory = read(file, content, broker={"memory": True}).broker
+    in_memory = read(file, f'{content}\nmember = "a"', broker={"memory": True}).broker
     assert in_memory == BrokerSettings(memory=True)
     in_postgresql = read(file, f"[broker]\n{IN_POSTGRESQL}", broker={"data": Path("d")}).broker
     assert (in_postgresql.data, in_postgresql.schema) == (Path("d"), "main")
@@ -253,6 +253,22 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         (
             "[broker]\ndatabase_patience_ms = 100",
             ["[broker] database_patience_ms must be 5,000 to 3,600,000 milliseconds, not 100"],
+        ),
+        (
+            "[broker]\nfailover_after_ms = 1999",
+            ["[broker] failover_after_ms must be at least 2,000 milliseconds, not 1,999"],
+        ),
+        (
+            "[broker]\nfailover_after_ms = 30001",
+            ["[broker] failover_after_ms must be at most database_patience_ms, 30,000 milliseconds, not 30,001"],
+        ),
+        (
+            "[broker]\ndatabase_patience_ms = 5000\nfailover_after_ms = 5001",
+            ["[broker] failover_after_ms must be at most database_patience_ms, 5,000 milliseconds, not 5,001"],
+        ),
+        (
+            '[broker]\nmember = "a@b"',
+            ["[broker] member must have 1 to 63 characters: letters, digits, _, . and -, the last two not first"],
         ),
         ('[policy."a..b"]', ['[policy."a..b"] is not a pattern of queue names: it has an empty word']),
         ('[policy.""]', ['[policy.""] is not a pattern of queue names: it has an empty word']),
@@ -399,11 +415,16 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(["stomp://127.0.0.1:0", "stomp://a.b:61613"]), min_size=1).map(tuple)
     if kind is Path:
         return st.text("ab/. \"'\\é", min_size=1, max_size=9).map(Path).filter(lambda path: str(path) != ".")
+    if setting.name == "failover_after_ms":
+        # No more than the lowest `database_patience_ms`.
+        return st.integers(FAILOVER_AFTER_MS_MIN, DATABASE_PATIENCE_MS_MIN)
     if kind is int:
         least, most = (None if end is None else int(end) for end in (setting.least, setting.most))
         strategy = st.integers(least, most if most is not None else 1 << 62)
     elif setting.name == "store":
         strategy = st.sampled_from(["postgresql://db.example/main", "postgres:///main?host=/run"])
+    elif setting.name == "member":
+        strategy = st.from_regex("[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", fullmatch=True)
     elif setting.name == "schema":
         strategy = st.from_regex("[a-oq-z_][a-z0-9_]{0,62}", fullmatch=True)
     else:
@@ -423,7 +444,7 @@ PATTERNS = st.builds(
 )
 
 
-ON_DISK = {"data", "disk_limit", "store", "schema", "database_limit"}
+ON_DISK = {"data", "disk_limit", "store", "schema", "database_limit", "member"}
 
 
 def is_possible(of_broker: dict[str, Any]) -> bool:

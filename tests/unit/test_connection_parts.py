@@ -6,6 +6,7 @@ import gc
 import socket
 import weakref
 from collections.abc import Callable, Iterator
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -13,6 +14,7 @@ from unittest import mock
 import pytest
 
 from truenext.broker.peer import PendingCommand, WaitsFor
+from truenext.broker.silence import Silence
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import CloseConnection, ErrorAnswer, Receipt
@@ -94,7 +96,7 @@ class Rig:
         self.sock = there
         self.loop = Loop()
         self.socket = ClientSocket(there, None, cast(Any, self.loop))
-        self.broker = mock.Mock()
+        self.broker = mock.Mock(silence=None)
         self.broker.ends.park.return_value = False
         self.broker.ends.soon.side_effect = lambda _, end: end()
         self.broker.execute.return_value = None
@@ -234,6 +236,120 @@ def test_output_of_a_broker_that_stops_does_not_wait_for_the_socket(rig: Rig, st
     output.deliver(consumer("a"), cast(Any, [bytes(50_000)]))
     output.flush()
     assert rig.read() and not rig.loop.writers and not ending.half_close.called
+
+
+class Quiet:
+    """Silence that a test begins and ends."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._log = mock.Mock(silent_from=inf)
+        rig.broker.silence = self._silence = Silence(self._log)
+
+    def begin(self) -> None:
+        self._log.silent_from = 0.0
+
+    def end(self) -> None:
+        self._log.silent_from = inf
+        self._silence.wake_all()
+
+
+def written_later(rig: Rig) -> bytes:
+    """Return what the output writes while it watches the socket."""
+    got = b""
+    while rig.loop.writers:
+        rig.loop.writers[rig.sock]()
+        got += rig.read()
+    return got
+
+
+def test_output_of_a_silent_broker_is_written_after_the_silence(rig: Rig) -> None:
+    quiet = Quiet(rig)
+    output = rig.output(stub_ending())
+    quiet.begin()
+    output.deliver(consumer("a"), cast(Any, [b"x"]))
+    output.flush()
+    output.answer(Receipt("1"))
+    output.flush()
+    assert not rig.loop.writers and rig.read() == b""
+    assert not rig.broker.on_all_sent.called
+    quiet.end()
+    assert written_later(rig) == b"a:x[1]"
+    rig.broker.on_all_sent.assert_called_once_with(SESSION)
+
+
+def test_unsent_output_of_a_silent_broker_waits_without_watching_the_socket(rig: Rig) -> None:
+    quiet = Quiet(rig)
+    output = rig.output(stub_ending())
+    large = bytes(500_000)
+    output.deliver(consumer("a"), cast(Any, [large]))
+    output.flush()
+    got = rig.read()
+    quiet.begin()
+    rig.loop.writers[rig.sock]()
+    assert not rig.loop.writers and rig.read() == b""
+    quiet.end()
+    assert got + written_later(rig) == b"a:" + large
+
+
+def test_connection_that_ends_in_silence_is_not_watched_after_it(rig: Rig) -> None:
+    quiet = Quiet(rig)
+    ending = stub_ending()
+    output = rig.output(ending)
+    quiet.begin()
+    output.answer(Receipt("1"))
+    output.flush()
+    ending.life.state = Life.CLOSED
+    quiet.end()
+    assert not rig.loop.writers
+
+
+def test_silent_broker_sends_heart_beats_before_what_waits(rig: Rig) -> None:
+    quiet = Quiet(rig)
+    output = rig.output(stub_ending())
+    quiet.begin()
+    output.send_heart_beat()
+    output.deliver(consumer("a"), cast(Any, [b"x"]))
+    output.send_heart_beat()
+    output.flush()
+    output.send_heart_beat()
+    assert rig.read() == b"..."
+    quiet.end()
+    assert written_later(rig) == b"a:x"
+
+
+def test_silent_broker_sends_no_heart_beat_within_a_frame(rig: Rig) -> None:
+    quiet = Quiet(rig)
+    output = rig.output(stub_ending())
+    output.deliver(consumer("a"), cast(Any, [bytes(500_000)]))
+    output.flush()
+    got = rig.read()
+    quiet.begin()
+    for _ in range(2):
+        output.send_heart_beat()
+    assert rig.read() == b""
+    quiet.end()
+    rig.loop.writers[rig.sock]()
+    assert got + written_later(rig) == b"a:" + bytes(500_000)
+
+
+def test_heart_beat_that_the_socket_takes_in_part_goes_on_after_the_silence(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replies, "heart_beat", b"(beat)")
+    quiet = Quiet(rig)
+    output = rig.output(stub_ending())
+    quiet.begin()
+    output.deliver(consumer("a"), cast(Any, [b"x"]))
+    output.flush()
+    send = rig.socket.send
+    for taken in (0, 2):
+        rig.socket.send = lambda data, taken=taken: send(data[:taken])  # type: ignore[misc]
+        output.send_heart_beat()
+        output.send_heart_beat()
+    rig.socket.send = send
+    assert rig.read() == b"(b"
+    quiet.end()
+    assert written_later(rig) == b"eat)a:x"
 
 
 def test_output_reports_a_broken_socket_not_within_the_flush(rig: Rig) -> None:

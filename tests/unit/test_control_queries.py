@@ -36,7 +36,7 @@ from truenext.model.destination import parse_address
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
-from truenext.store.log import Awaited, Log, LogStatus, Wait
+from truenext.store.log import Awaited, Log, LogStatus, Member, Role, Wait
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
 
@@ -70,7 +70,9 @@ class ReportDriver:
 
     def start_request(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
-        context = QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, None)
+        context = QueryContext(
+            self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, lambda _: "", None
+        )
         return QUERIES[verb](context)
 
     @staticmethod
@@ -506,7 +508,16 @@ def test_connection_that_has_not_read_its_answer_after_a_minute_is_blocking_othe
 def test_status_has_the_log_of_a_broker_that_has_one() -> None:
     driver = ReportDriver()
     assert "log" not in driver.answer("status")
-    status = LogStatus(server="db1:5432", epoch=3, number=1000, position=900, is_replicated=True)
+    member = Member(
+        name="b",
+        host="b.example",
+        role=Role.STANDING_BY,
+        epoch=3,
+        number=998,
+        age_ms=400,
+        users="",
+    )
+    status = LogStatus(server="db1:5432", epoch=3, number=1000, position=900, is_replicated=True, members=(member,))
     driver.log = mock.Mock(spec=Log, status=status)
     assert driver.answer("status")["log"] == {
         "server": "db1:5432",
@@ -516,6 +527,16 @@ def test_status_has_the_log_of_a_broker_that_has_one() -> None:
         "replicated": True,
         "awaited": None,
         "waiting_since_ms": None,
+        "members": [
+            {
+                "name": "b",
+                "host": "b.example",
+                "role": "standing by",
+                "epoch": 3,
+                "number": 998,
+                "age_ms": 400,
+            }
+        ],
     }
     # As of now, not as of the start of the broker.
     driver.log.status = replace(status, number=1001, wait=Wait(Awaited.STANDBY, 1_790_000_000_000))

@@ -1,4 +1,4 @@
-"""Tests of the URL of a database, and of the name of a schema."""
+"""Tests of the URL of a database, of the name of a schema, and of the name of a broker."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from truenext.model.database import fault_of_database_url, fault_of_schema, is_database_url
+from truenext.model.database import fault_of_database_url, fault_of_member, fault_of_schema, is_database_url
 
 SECRET = "s3cret"
 VALID = [
@@ -92,3 +92,13 @@ def test_a_schema_has_no_fault(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "Main", "2main", "ma in", 'ma"in', "a" * 64, "pg_main", "main\n", "größe"])
 def test_another_name_of_a_schema_has_a_fault(name: str) -> None:
     assert fault_of_schema(name)
+
+
+@pytest.mark.parametrize("name", ["host1.example", "HOST-2", "_", "9", "a" * 63])
+def test_a_member_has_no_fault(name: str) -> None:
+    assert fault_of_member(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a@b", "a" * 64, "a\n", "größe"])
+def test_another_name_of_a_member_has_a_fault(name: str) -> None:
+    assert fault_of_member(name)

@@ -1,4 +1,4 @@
-"""Tests of the memory available to a broker, and of the refusal of a limit above it."""
+"""Tests of the memory available to a broker, of the refusal of a limit above it, and of the broker's name."""
 
 from pathlib import Path
 from sys import maxsize
@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from truenext.cli import machine
 from truenext.cli.main import main
+from truenext.model.database import fault_of_member
 
 GIB = 1 << 30
 
@@ -79,3 +80,13 @@ def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Pat
         result = CliRunner().invoke(main, ["config", "check", str(file)])
         assert result.exit_code == 0 and f"{file} has no faults." in result.stdout
         assert ("note: `truenext serve` refuses this file on this machine" in result.stdout) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("host", "member"),
+    [("host1.example", "host1.example"), ("(none)", "_none_"), (".a b", "_a_b"), ("", "broker"), ("a" * 64, "a" * 63)],
+)
+def test_each_name_of_a_machine_gives_a_valid_member(host: str, member: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert machine.member_name() == member
+    assert fault_of_member(member) is None

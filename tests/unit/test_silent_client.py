@@ -78,6 +78,8 @@ class Broker:
             wait=lambda *_, **__: None,
         )
         self.lost_at: float | None = None
+        self.silence = None
+        self.is_silent = False
 
     def connect(self, connection: ServerConnection, **__: object) -> SimpleNamespace:
         self._connection = connection
@@ -184,3 +186,12 @@ def test_client_that_is_not_read_is_not_lost_and_has_its_full_interval_afterward
     client.loop.run_until(last + 10 * client.interval)
     assert client.broker.lost_at is not None
     assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval
+
+
+def test_client_of_a_silent_broker_is_not_lost_before_the_silence_has_ended(client: Client) -> None:
+    client.broker.is_silent = True
+    client.loop.run_until(client.loop.time() + 50 * client.interval)
+    assert not client.broker.has_lost_client()
+    client.broker.is_silent = False
+    client.loop.run_until(client.loop.time() + 10 * client.interval)
+    assert client.broker.has_lost_client()

@@ -90,7 +90,7 @@ def _acknowledged(seed: int) -> list[object]:
     dice = random.Random(seed)
     encoder, subscription = random_encoder(dice)
     trace: list[object] = []
-    broker = mock.Mock()
+    broker = mock.Mock(silence=None)
     broker.on_all_sent.side_effect = lambda session: trace.append("all sent")
     ending = SimpleNamespace(life=ConnectionLife())
     session = cast(Any, SimpleNamespace(id="s", release_count=dice.choice([0, 3])))

@@ -93,6 +93,19 @@ def test_queue_whose_ready_message_is_not_dispatched_is_reported_once_after_the_
     assert (queue.name, waiting_ms) == ("a", driver.engine.state.commit_state.now_ms)
 
 
+def test_time_in_which_no_turn_is_run_does_not_count() -> None:
+    driver = StuckDriver()
+    driver.subscribe()
+    driver.send()
+    with without_dispatch():
+        driver.turn()
+    assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS) == []
+    driver.engine.state.commit_state.now_ms += 2 * STUCK_MS
+    driver.audit.forget()
+    assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS + 1) == []
+    assert driver.stuck_within(2) == ["a"]
+
+
 @pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
 def test_stuck_audit_checks_a_few_queues_at_once_and_reports_each_stuck_queue_once(
     monkeypatch: pytest.MonkeyPatch, queues_at_once: int

@@ -126,6 +126,34 @@ def test_records_that_came_together_are_read_together() -> None:
     client.close()
 
 
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_reading_and_ending_write_no_bytes_of_a_blocked_send(*, is_valid: bool) -> None:
+    """A broker that is silent (C28.9) may do both."""
+    server, client = pair()
+    assert server.send(b"x" * CHUNK_BYTES) == 0
+    client.sendall(b"frame")
+    with socket.socket(fileno=client.detach()) as raw:
+        raw.setblocking(False)
+        while read(raw):
+            pass
+        assert server.recv(65536) == b"frame"
+        if not is_valid:
+            raw.send(b"no record of TLS")
+            with pytest.raises(ssl.SSLError):
+                server.recv(65536)
+        server.close_notify()
+        assert read(raw) == b""
+        server.flush()
+        assert read(raw)
+    server.close()
+
+
+def read(raw: socket.socket) -> bytes:
+    with suppress(BlockingIOError):
+        return raw.recv(1 << 20)
+    return b""
+
+
 def test_client_that_speaks_no_tls_is_told_apart() -> None:
     here, there = socket.socketpair()
     here.setblocking(False)

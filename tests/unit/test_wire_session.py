@@ -141,6 +141,8 @@ class Broker:
         self.checks_logins = self.refuses_logins = False
         self.has_capacity = True
         self.has_time = True
+        self.silence = None
+        self.is_silent = False
         self.lost: list[bool] = []
         self.park = mock.Mock(return_value=True)
         self.ends = SimpleNamespace(
@@ -314,6 +316,17 @@ def test_login_that_is_not_checked_in_time_is_refused(stomp: Rig) -> None:
     stomp.broker.checks_logins = True
     stomp.send(b"CONNECT\naccept-version:1.2\n\n\0")
     stomp.advance(LOGIN_SECONDS_MAX + 0.1)
+    assert b"\ntruenext-code:busy\n" in stomp.read()
+
+
+def test_login_that_waits_for_the_silence_of_the_broker_to_end_is_not_late(stomp: Rig) -> None:
+    # C28.9
+    stomp.broker.is_silent = stomp.broker.checks_logins = True
+    stomp.send(b"CONNECT\naccept-version:1.2\n\n\0")
+    stomp.advance(3.5 * LOGIN_SECONDS_MAX)
+    assert stomp.read() == b"" and stomp.state is Life.OPEN
+    stomp.broker.is_silent = False
+    stomp.advance(LOGIN_SECONDS_MAX)
     assert b"\ntruenext-code:busy\n" in stomp.read()
 
 

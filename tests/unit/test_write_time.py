@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from itertools import pairwise
 from typing import cast
-from unittest import mock
 
 import pytest
 
@@ -13,7 +11,6 @@ from truenext.broker.committer import Committer
 from truenext.broker.write_time import RemoteWriteTime, WriteTimeEstimate
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
-from truenext.model.events import CHUNK, GAP_EVENTS, chunk_position
 from truenext.store.store import Store
 
 SMALL, LARGE = 10_000, 300_000
@@ -125,40 +122,6 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
     is_at_once = asyncio.run(run())
     # The third is the one that nobody could foresee; the sixth shows that the disk is quick again.
     assert is_at_once == [True, True, True, False, False, False, True, True, True]
-
-
-@pytest.mark.parametrize("has_log", [True, False])
-def test_history_alone_becomes_a_row_of_a_log_before_the_gap_of_a_crash_is_used_up(has_log: bool) -> None:
-    """A folder that is made anew after a crash leaves GAP_EVENTS numbers out after the last row of the log."""
-    applied: list[int] = []
-    store = mock.Mock(
-        spec=Store, begin=lambda _: None, apply=lambda batch: applied.append(chunk_position(batch.history)[1])
-    )
-    first_events = range(1, 4 * GAP_EVENTS, GAP_EVENTS // 16)
-
-    async def run() -> None:
-        done: asyncio.Queue[Batch] = asyncio.Queue()
-        committer = Committer(
-            store,
-            mock.Mock(spec=HistoryWriter),
-            asyncio.get_running_loop(),
-            RemoteWriteTime(),
-            has_log=has_log,
-            on_committed=done.put_nowait,
-            on_failed=fail,
-        )
-        for number, first_event in enumerate(first_events, 1):
-            made = batch(1) if number == 1 else Batch(number)
-            made.history = CHUNK.pack(0, 0, 1, 0, first_event)
-            assert not committer.commit(made)
-            await done.get()
-        committer.close()
-
-    asyncio.run(run())
-    assert applied[0] == 1
-    gaps = [later - earlier for earlier, later in pairwise([*applied, first_events[-1]])]
-    assert max(gaps) < GAP_EVENTS if has_log else len(applied) == 1
-    assert not has_log or min(gaps[:-1]) > GAP_EVENTS // 4, "not a row for each chunk"
 
 
 class HistoryOfSlowThread:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from tools.reference.json_types import enum_table, fields_table, in_json, struct_parts
 from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
 from tools.reference.members import members_of
-from truenext.broker import connection_request, control_answers, producer_request
+from truenext.broker import connection_request, control_answers, failover_request, producer_request
 from truenext.broker.connection_request import (
     ConnectionReport,
     RedeliveryReport,
@@ -52,6 +52,7 @@ _ANSWERS: dict[str, tuple[type[Struct], ...]] = {
         control_answers.TemporaryReport,
         control_answers.TemporaryQueueReport,
         control_answers.LogReport,
+        control_answers.MemberReport,
     ),
 }
 """Structs of the answers to queries, by verb: the answer, and the structs in it."""
@@ -90,6 +91,7 @@ def _parts() -> Iterator[str]:
         only = () if verb == "pause" else ("queue",)
         yield fields_table(control_answers.QueueChange, only=only)
     yield from _bulk_work()
+    yield from _failover()
     yield from _producer()
     yield from _connection()
     for verb, parser in ACTION_PARSERS.items():
@@ -108,6 +110,7 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
         yield _link(verb), _summary(change), "`queue`", "the same, once the change is durable"
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
+    yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
     names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
     yield _link(producer_request.VERB), _summary(producer_request.make_producer_report), names, "numbers and outcome"
     report = _summary(connection_request.make_connection_report)
@@ -147,6 +150,13 @@ def _bulk_work() -> Iterator[str]:
 
 def _own_fields(struct: type[Struct]) -> list[str]:
     return [member.name for member in members_of(struct)]
+
+
+def _failover() -> Iterator[str]:
+    yield f"## {failover_request.VERB}"
+    yield wrapped(_first(failover_request.FailoverRequest.__doc__))
+    yield fields_table(failover_request.FailoverRequest, is_request=True)
+    yield from struct_parts(failover_request.FailoverReport, "###")
 
 
 def _producer() -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from truenext.broker import connection_request, producer_request
+from truenext.broker import connection_request, failover_request, producer_request
 from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
@@ -296,7 +296,7 @@ def _check_status(user: User, request: ControlRequest) -> None:
         raise ForbiddenError(user, f"request {request.verb!r}: this needs the right monitor")
 
 
-def _check_reload(user: User, request: ControlRequest) -> None:
+def _require_admin(user: User, request: ControlRequest) -> None:
     if not user.is_admin:
         raise ForbiddenError(user, f"request {request.verb!r}: this needs the right admin")
 
@@ -339,7 +339,8 @@ def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
 VERB_CHECKS: dict[str, VerbCheck] = {
     "queues": _allow_verb,
     "status": _check_status,
-    "reload": _check_reload,
+    "reload": _require_admin,
+    failover_request.VERB: _require_admin,
     "pause": _check_queue_change,
     "resume": _check_queue_change,
     **dict.fromkeys(bulk.VERBS, _check_bulk),

@@ -11,7 +11,7 @@ A turn runs once in each pass of the event loop in which anything happened. The 
     execution --> control_commands --> user_sessions --> reply_rights, connection_ids, logins
         |-------> connection_ends --> takeovers
         |-------> capacity --> incomplete_frames, read_turns
-    broker -----> slow_clients, stuck_check, disk_level_log, unread_answers
+    broker -----> slow_clients, stuck_check, disk_level_log, unread_answers, silence
 """
 
 import logging
@@ -25,7 +25,7 @@ import msgspec
 
 from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
-from truenext.broker.committer import Committer
+from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
 from truenext.broker.control import QueryContext
 from truenext.broker.control_commands import ControlCommands
@@ -33,8 +33,9 @@ from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
-from truenext.broker.peer import Peer, PendingCommand
+from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.reload import NO_FILE, ReloadResult
+from truenext.broker.silence import Silence
 from truenext.broker.slow_clients import end_slow_clients
 from truenext.broker.stuck_check import StuckCheck
 from truenext.broker.unread_answers import UnreadAnswers
@@ -43,7 +44,7 @@ from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.errors import StoreError, TruenextError
+from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
@@ -57,6 +58,9 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
+
+HAND_OVER_DELAY_S = 0.2
+"""Time after which the broker stops to hand over. The answer to the request is sent before."""
 
 
 class Broker:
@@ -81,6 +85,8 @@ class Broker:
         self._commit_state = engine.state.commit_state
         self._store = store
         self._log = log
+        self.silence = None if log is None else Silence(log)
+        """Silence of the broker; None if it has no log, so that it is never silent."""
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -90,6 +96,7 @@ class Broker:
         """True if the clock was read since the last turn, so that the next turn need not read it."""
         self._lazy_commit: TimerHandle | None = None
         self._check_timer: TimerHandle | None = None
+        self._beat_timer: TimerHandle | None = None
         self._idle: Future[None] | None = None
         """Future that is done once the batch being written is durable. Only `_drain` sets and awaits this future."""
         self.failure: Future[None] = loop.create_future()
@@ -98,6 +105,10 @@ class Broker:
         """True once `failure` is set. A flag is quicker to read than a future; it is read several times a message."""
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
+        self.end: Callable[[], object] = lambda: None
+        """Ends the broker cleanly. The code that starts a broker replaces this function."""
+        self.heir: str | None = None
+        """Name of the member to which this broker hands over; None if it was not asked to."""
         estimate = write_time or WriteTimeEstimate()
         self.committer = Committer(
             store,
@@ -161,6 +172,7 @@ class Broker:
                 lambda session: self._peers[session].client_info,
                 self._store,
                 self._log,
+                self.hand_over,
             ),
             schedule_turn=self._schedule_turn,
         )
@@ -190,6 +202,8 @@ class Broker:
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         """Execute the commands of a client, see `Execution.execute`. The test kit overrides this method."""
+        if self.is_silent:
+            return PendingCommand(None, WaitsFor.SILENCE)
         return self._execution.execute(session, commands)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
@@ -235,8 +249,11 @@ class Broker:
         """
         prepare_compiler()
         self._tick()
-        self._engine.lifespan.start(after_clean_stop=after_clean_stop)
+        epoch = 0 if self._log is None else self._log.status.epoch
+        self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch)
         await self._drain()
+        if self._log is not None:
+            self._beat()
         self._disk_level_log.update()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
@@ -247,6 +264,8 @@ class Broker:
         """
         if self._log is not None:
             self._log.begin_stop()
+            self.committer.log_each_batch()
+        self._cancel_beat()
         self._engine.turn.stop()
         self._sliced_work.drop()
         self._execution.routing.drop()
@@ -264,11 +283,14 @@ class Broker:
             self._write(batch)
             await self._drain()
         await self._drain()
+        if self._log is not None:
+            self._note_stop(self._log)
 
     def close(self) -> None:
         """End the store's threads after their current work. Without `stop` before, the store is left as by a crash."""
         if self._check_timer is not None:
             self._check_timer.cancel()
+        self._cancel_beat()
         self._alarm.cancel()
         self.users.close()
         self.pager.close()
@@ -296,10 +318,13 @@ class Broker:
     def _turn(self) -> None:
         # Work that this turn makes possible must not schedule a turn: the end of this turn decides whether one is due.
         self._is_turn_due = True
-        if not self._has_failed:
+        is_silent = self.is_silent
+        if not (self._has_failed or is_silent):
             self._run_turn()
         self._is_turn_due = False
-        if self._has_failed:
+        if self._has_failed or is_silent:
+            # The next confirmed append ends the silence, and runs a turn.
+            self._stuck_check.detector.forget()
             return
         self.capacity.read_turns.on_turn_done()
         if (
@@ -396,7 +421,8 @@ class Broker:
         warn_of_forgotten_producers(self._engine)
         self._engine.remove_unused_queues()
         self._engine.state.jms_producers.forget_old()
-        end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
+        if not self.is_silent:
+            end_slow_clients(self._engine, self._peers, self.control.requests, self.capacity, self._loop.time())
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
@@ -421,11 +447,11 @@ class Broker:
         if not self.committer.is_busy:
             self._commit_now()
 
-    def _commit_now(self) -> None:
+    def _commit_now(self, *, even_if_empty: bool = False) -> None:
         """Commit the gathering batch. If the event loop itself writes it, schedule a turn for the results."""
         if self._has_failed:
             return
-        batch = self._engine.take_batch()
+        batch = self._engine.take_batch(even_if_empty=even_if_empty)
         if batch is not None:
             self._write(batch)
             self.capacity.on_batch_closed()
@@ -448,12 +474,51 @@ class Broker:
             self._on_failed(error)
             return
         self._has_ticked = True
+        if self.silence is not None and not self.silence.is_silent():
+            self.silence.wake_all()
         # A turn that is due follows at once. Another one beside it would schedule turns of its own, for ever.
         if not self._is_turn_due:
             self._turn()
         self.capacity.resume_waiting()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+    # ---- Standing by of others ----
+
+    @property
+    def is_silent(self) -> bool:
+        """True if another broker may have taken over the log, as far as this one knows."""
+        return self.silence is not None and self.silence.is_silent()
+
+    def _beat(self) -> None:
+        """Commit a batch, even an empty one, if a row is due: brokers that stand by take a log without new rows for
+        that of a dead broker."""
+        if self.committer.is_row_due and not self.committer.is_busy:
+            self._commit_now(even_if_empty=True)
+        self._beat_timer = self._loop.call_later(BEAT_CHECK_S, self._beat)
+
+    def _cancel_beat(self) -> None:
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+
+    def hand_over(self, to: str | None) -> str:
+        """Begin a clean stop that names the member `to`, or the one that is least behind, as the broker that takes
+        over. Returns its name.
+
+        Raises: ConfigurationError if there is none
+        """
+        if self._log is None:
+            raise ConfigurationError("this broker has no log (--store), so no other one can take over")
+        self.heir = self._log.choose_heir(to)
+        self._loop.call_later(HAND_OVER_DELAY_S, self.end)
+        return self.heir
+
+    def _note_stop(self, log: Log) -> None:
+        """Write that this broker has stopped. If that fails, another broker waits before it takes over."""
+        try:
+            log.hand_over(self.heir or "")
+        except StoreError as error:
+            logger.warning("the database does not know of the clean stop", extra={"reason": str(error)})
 
     def _on_failed(self, error: TruenextError) -> None:
         # No retry: after a failed sync the disk may hold less than we believe.

@@ -13,6 +13,7 @@ never waits: whatever is unusual is left to the thread. Source: docs/decisions/0
 import threading
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
+from math import inf
 from queue import SimpleQueue
 
 from truenext.broker.write_time import WriteTimeEstimate
@@ -20,12 +21,19 @@ from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
-from truenext.model.events import GAP_EVENTS, chunk_position
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
+from truenext.store.log import BEAT_S
 from truenext.store.store import Pending, Progress, Store
 
 ANSWER_SECONDS_MAX = 0.1
 """Time after which the thread waits for a log's answer, instead of the event loop. It can tell why there is none."""
+
+BEAT_CHECK_S = 0.1
+"""Seconds between two readings of `is_row_due` by the broker."""
+
+UNLOGGED_BYTES_MAX = 1024 * 1024
+"""Bytes of history at which a log gets a row for the history alone. An event has four bytes or more, so that fewer than
+GAP_EVENTS events are lost with a crash."""
 
 _NO_SOCKET = -1
 
@@ -58,8 +66,14 @@ class Committer:
         """Number of batches of which the thread has written the history, too. Only the thread changes this number. A
         flag that both set could say that the thread is idle when it has just got another batch."""
         self._has_log = has_log
-        self._stored_event = 0
-        """First event of the last history chunk that the store has."""
+        self._beat_s = BEAT_S - BEAT_CHECK_S
+        """Longest time in seconds between the begins of two rows of a log."""
+        self._row_began = -inf
+        """Time at which the last row of a log began."""
+        self._unlogged: list[bytes] = []
+        """History of the batches since the last row of a log. The history's own files get it with the next row: another
+        broker, which has only the rows, must not have another history, or use a number again."""
+        self._unlogged_bytes = 0
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._begun: tuple[Batch, Pending] | None = None
@@ -76,6 +90,8 @@ class Committer:
         Raises: TruenextError if the event loop itself cannot write the batch. No batch may be committed after that.
         """
         assert not self.is_busy
+        if self._has_log and not self._becomes_row(batch):
+            return True
         if self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
             self._apply(batch, is_inline=True)
             self._append_history(batch)
@@ -104,25 +120,44 @@ class Committer:
     # ---- At once ----
 
     def _apply(self, batch: Batch, *, is_inline: bool) -> None:
-        if self._needs_store(batch):
+        if self._has_log or not batch.is_empty():
             started = monotonic()
             self._store.apply(batch)
             size = batch.size + len(batch.history)
             self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
-            self._note_stored(batch)
 
-    def _needs_store(self, batch: Batch) -> bool:
-        return not batch.is_empty() or self._is_history_due(batch.history)
+    # ---- Rows of a log ----
 
-    def _note_stored(self, batch: Batch) -> None:
-        if self._has_log and batch.history:
-            _, self._stored_event = chunk_position(batch.history)
+    @property
+    def is_row_due(self) -> bool:
+        """True if a log needs a row, even one that changes nothing."""
+        return self._has_log and (
+            monotonic() - self._row_began >= self._beat_s or self._unlogged_bytes >= UNLOGGED_BYTES_MAX
+        )
+
+    def log_each_batch(self) -> None:
+        """Make a row of each batch from now on, because the broker stops: its last events must be in the log."""
+        self._beat_s = 0.0
+
+    def _becomes_row(self, batch: Batch) -> bool:
+        """Return whether a batch must become a row of the log. If so, it gets the history of the batches before it that
+        became none; else its own history waits."""
+        self._unlogged.append(batch.history)
+        self._unlogged_bytes += len(batch.history)
+        batch.history = b""
+        if batch.is_empty() and not self.is_row_due:
+            return False
+        batch.history = b"".join(self._unlogged)
+        self._unlogged.clear()
+        self._unlogged_bytes = 0
+        self._row_began = monotonic()
+        return True
 
     # ---- By an answer ----
 
     def _begin(self, batch: Batch) -> bool:
         """Begin to write a batch. Return False if the thread must write it."""
-        pending = self._store.begin(batch) if self._needs_store(batch) else None
+        pending = self._store.begin(batch)
         if pending is None:
             return False
         self._begun = batch, pending
@@ -149,7 +184,6 @@ class Committer:
             self._give_up_answer()
         elif progress is Progress.APPLIED:
             self._end_answer()
-            self._note_stored(batch)
             self._finish_begun(batch)
 
     def _finish_begun(self, batch: Batch) -> None:
@@ -185,16 +219,10 @@ class Committer:
 
     # ---- History ----
 
-    def _is_history_due(self, chunk: bytes) -> bool:
-        """Return whether a log needs a row for this chunk alone. After a crash a folder that was made anew has only the
-        chunks of the log, and leaves out GAP_EVENTS numbers after these; so there must not be more events between two
-        rows."""
-        return self._has_log and bool(chunk) and chunk_position(chunk)[1] - self._stored_event >= GAP_EVENTS // 2
-
     def _append_history(self, batch: Batch) -> None:
         if self._history is not None:
             self._history.append(batch.history)
-            if batch.is_empty():
+            if batch.is_empty() and not self._has_log:
                 # The store's journal does not have this history: an empty batch is not written there.
                 self._history.flush()
         # Freed now, as it may be large: the batch stays referenced until the next one.

@@ -20,8 +20,9 @@ from truenext.broker.regular_file import parse_toml, read_regular_file
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.broker.users import Users, read_users, suggest_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
-from truenext.model.database import fault_of_database_url, fault_of_schema
+from truenext.model.database import fault_of_database_url, fault_of_member, fault_of_schema
 from truenext.model.destination import parse_queue_name
+from truenext.model.limits import DATABASE_PATIENCE_MS
 from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
 from truenext.model.policy import Policies, Policy
@@ -35,10 +36,11 @@ _FAULT_OF: dict[str, Callable[[str], str | None]] = {
     "server_name": fault_of_server_name,
     "store": fault_of_database_url,
     "schema": fault_of_schema,
+    "member": fault_of_member,
 }
 """Functions that check settings which are texts; they return a fault, or None or ""."""
 
-_ON_DISK = {"data", "disk_limit", "history", "store", "schema", "database_limit"}
+_ON_DISK = {"data", "disk_limit", "history", "store", "schema", "database_limit", "member"}
 """Settings that cannot be set together with memory = true."""
 
 _WITH_STORE = ("schema", "database_limit")
@@ -173,6 +175,10 @@ class _ConfigurationFileReader:
                 self._faults.append(f"{header} {name} cannot be set with memory = true, which stores nothing on disk")
         if values.get("store"):
             self._faults += [f"{header} store needs {name}, too" for name in _WITH_STORE if name not in table]
+        patience = values.get("database_patience_ms", DATABASE_PATIENCE_MS)
+        if (after := values.get("failover_after_ms", 0)) > patience:
+            limit = f"database_patience_ms, {patience:,} milliseconds"
+            self._faults.append(f"{header} failover_after_ms must be at most {limit}, not {after:,}")
         return values
 
     def _policies(self, table: dict[str, Any]) -> dict[str, dict[str, Any]]:

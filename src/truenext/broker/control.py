@@ -15,9 +15,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from truenext.broker import connection_request, producer_request
+from truenext.broker import connection_request, failover_request, producer_request
 from truenext.broker.control_answers import (
     LogReport,
+    MemberReport,
     MemoryReport,
     QueueChange,
     QueueReport,
@@ -84,6 +85,8 @@ class QueryContext(NamedTuple):
     store: Store
     log: Log | None
     """Log of which the store is a copy; None if the store is no copy."""
+    hand_over: Callable[[str | None], str]
+    """Begins a clean stop that names the broker which takes over, see `Broker.hand_over`."""
     may_see: Callable[[Queue], bool] | None
     """Function that tells whether the client may see a queue; None if it may see all."""
 
@@ -94,7 +97,8 @@ def check_verb(verb: str) -> None:
     Raises: RemoteProtocolError with the known verbs, if there is none
     """
     if verb not in QUERIES:
-        known_verbs = [*QUERIES, *QUEUE_CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
+        others = [each.VERB for each in (connection_request, failover_request, producer_request)]
+        known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
@@ -239,6 +243,10 @@ def _log_report(status: LogStatus) -> LogReport:
         replicated=status.is_replicated,
         awaited=status.wait.awaited.value if status.wait else None,
         waiting_since_ms=status.wait.since_ms if status.wait else None,
+        members=[
+            MemberReport(each.name, each.host, each.role, each.epoch, each.number, each.age_ms)
+            for each in status.members
+        ],
     )
 
 

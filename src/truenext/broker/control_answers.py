@@ -94,6 +94,23 @@ class TemporaryReport(msgspec.Struct):
     """The ten queues and subscriptions with the most bytes, the largest first."""
 
 
+class MemberReport(msgspec.Struct):
+    """One broker of a log, as it has described itself in the log."""
+
+    name: str
+    """Member name of the broker."""
+    host: str
+    """Name of its machine."""
+    role: str
+    """`active`, `standing by`, or `stopped` after a clean stop. A broker that was killed keeps its role."""
+    epoch: int
+    """Its epoch if it is active, else that of the active broker that it follows or has followed."""
+    number: int
+    """Number of its last row."""
+    age_ms: int
+    """Milliseconds since it has written this. A broker that runs does so once a second."""
+
+
 class LogReport(msgspec.Struct):
     """Log in PostgreSQL of which the broker's folder is a copy."""
 
@@ -112,6 +129,8 @@ class LogReport(msgspec.Struct):
     synchronous standby does not confirm) or `space` (its disk is full); null if there is none."""
     waiting_since_ms: int | None
     """Time since which nothing is confirmed, in milliseconds since 1970; null if `awaited` is null."""
+    members: list[MemberReport]
+    """All brokers of the log, active or not."""
 
 
 class StatusReport(msgspec.Struct):

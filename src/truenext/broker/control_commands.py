@@ -2,14 +2,14 @@
 
 bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
-producer                     answered at once
+producer, failover           answered at once
 connection, and queries      answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from truenext.broker import access, connection_request, control, producer_request
+from truenext.broker import access, connection_request, control, failover_request, producer_request
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import SlicedWork
@@ -61,6 +61,9 @@ class ControlCommands:
         elif request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(engine, request.verb, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
+        elif request.verb == failover_request.VERB:
+            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
+            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))

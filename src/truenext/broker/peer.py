@@ -95,6 +95,7 @@ class WaitsFor(Enum):
     OTHERS = "other connections to be served"
     ROUTES = "the queues of its messages to be found"
     LOGIN = "its password to be checked"
+    SILENCE = "the silence of the broker to end"
 
 
 class PendingCommand(NamedTuple):

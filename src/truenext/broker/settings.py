@@ -10,6 +10,8 @@ from truenext.model.limits import (
     DATABASE_PATIENCE_MS_MAX,
     DATABASE_PATIENCE_MS_MIN,
     DISK_LIMIT_MIN,
+    FAILOVER_AFTER_MS,
+    FAILOVER_AFTER_MS_MIN,
     HISTORY_BYTES_MAX,
     HISTORY_DAYS_MAX,
     HISTORY_FILE_BYTES,
@@ -126,6 +128,22 @@ class BrokerSettings:
         most=DATABASE_PATIENCE_MS_MAX,
         fixed=_AT_START,
         reason="A standby of PostgreSQL usually becomes the primary within this time.",
+    )
+    member: str | None = setting(
+        None,
+        "Name of this broker among those that use the same schema: 1 to 63 letters, digits, _, . and -.",
+        fixed=_AT_START,
+        reason="The name of the machine: such brokers usually have a machine each.",
+    )
+    failover_after_ms: int = setting(
+        FAILOVER_AFTER_MS,
+        "Time without a new row in the database after which a broker that stands by takes over, at most "
+        "database_patience_ms. After 0.8 of this time without a confirmed row the active broker dispatches nothing. "
+        "If two brokers differ, the longer time counts.",
+        unit="milliseconds",
+        least=FAILOVER_AFTER_MS_MIN,
+        fixed=_AT_START,
+        reason="A shorter time makes a failover of each small outage of a network.",
     )
     memory_limit: int = setting(
         MEMORY_LIMIT,
@@ -246,6 +264,12 @@ class BrokerSettings:
         fixed=_WITH_CONNECTIONS,
         reason="Otherwise passwords and messages could be read on the network between client and broker.",
     )
+    allow_network_disk: bool = setting(
+        False,
+        "Start on a data folder on a network file system, such as NFS.",
+        fixed=_AT_START,
+        reason="A lock on such a file system does not keep a second machine away from the folder.",
+    )
     log_level: LogLevel = setting(
         LogLevel.WARNING,
         "Lowest level of the log records that are written to standard error.",
@@ -260,6 +284,7 @@ def fault_of_store(settings: BrokerSettings, *, take_over: bool) -> str | None:
         unused = {
             "--schema": settings.schema is not None,
             "--database-limit": settings.database_limit is not None,
+            "--member": settings.member is not None,
             "--take-over": take_over,
         }
         return next((f"{option} is for a broker with --store" for option in unused if unused[option]), None)

@@ -16,6 +16,7 @@ import stat
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,12 +88,15 @@ class Users(dict[str, UserEntry]):
         *,
         warnings: Iterable[str] = (),
         files: Iterable[Path] = (),
+        digest: str = "",
     ) -> None:
         super().__init__(entries or {})
         self.warnings = list(warnings)
         """Sentences about unsafe parts of the files that are no faults."""
         self.files = tuple(files)
         """The users file, and the password files."""
+        self.digest = digest
+        """Digest of the content of the users file."""
         self._certificate_owners = {name: entry for entry in self.values() for name in entry.certificates}
 
     def find_by_certificate(self, names: Iterable[str]) -> tuple[UserEntry, str] | None:
@@ -293,7 +297,7 @@ class _UsersFileReader:
         if self._faults:
             raise self._faulty_file()
         files = dict.fromkeys([self._file, *self._password_files])
-        return Users(entries, warnings=self._warnings, files=files)
+        return Users(entries, warnings=self._warnings, files=files, digest=sha256(content).hexdigest())
 
     def _fault(self, where: str, reason: str) -> None:
         self._faults.append(f"{where}: {reason}" if where else reason)

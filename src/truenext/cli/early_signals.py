@@ -1,4 +1,5 @@
-"""Signals that arrive while `truenext serve` or `truenext stages run` starts, from the first line of the command on.
+"""Signals that arrive while `truenext serve` or `truenext stages run` starts, from the first line of the command on. A
+broker that stands by is still starting.
 
 SIGTERM, SIGINT    end the start at once, with exit status 0. An interrupted start does no harm.
 SIGHUP             is noted if a broker starts. Only the parsed options tell whether the broker has files to reload. A

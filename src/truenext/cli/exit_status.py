@@ -4,8 +4,8 @@
 1      the command failed, or did only a part of what was named; or the answer is no, such as a broker's ERROR
 2      there is no answer: the command line is invalid, no broker answers, an answer is cut off, or standard output
        cannot be written to
-3      `serve` has ended because another broker has taken over its log
-4      `serve` has ended because its database has lost rows that it had confirmed
+3      `serve` has ended because another broker has taken over its log, or was named by `failover` to do so
+4      `serve` has ended because its database has lost rows that it had confirmed, and that no broker can put back
 130    Ctrl-C
 141    the reader of standard output has gone
 """

@@ -1,17 +1,27 @@
-"""Memory that a broker can use: the machine's memory, or the limit of its control group if this is lower."""
+"""Name of the machine as that of a broker, and memory that a broker can use: the machine's memory, or the limit of its
+control group if this is lower."""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 from contextlib import suppress
 from pathlib import Path
 from sys import maxsize
+
+from truenext.model.database import MEMBER_LENGTH_MAX
 
 CONTROL_GROUPS = Path("/proc/self/cgroup")
 """File with lines NUMBER:CONTROLLERS:PATH, one for each control group of a process. Version 2 has one line, without
 controllers."""
 
 MOUNTED = Path("/sys/fs/cgroup")
+
+
+def member_name() -> str:
+    """Return the name of the machine, cut and changed to one that `fault_of_member` accepts."""
+    return re.sub(r"^[.-]|[^A-Za-z0-9_.-]", "_", socket.gethostname())[:MEMBER_LENGTH_MAX] or "broker"
 
 
 def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ConfigurationError
 from truenext.history.check import last_batch_chunk, next_numbers
 from truenext.store.check import SalvageSummary
 from truenext.store.log import Log
 from truenext.store.salvage.damage import Damage
+
+if TYPE_CHECKING:
+    from truenext.store.postgresql.renewal import StoreStatus
 
 
 def open_log(url: str, schema: str, **options: Any) -> Log:
@@ -60,6 +63,29 @@ def check_log(
     from truenext.store.postgresql.check import check_log as check
 
     return check(url, schema, on_damage, on_progress)
+
+
+def read_status(url: str, schema: str) -> StoreStatus:
+    """Read the members of a log, and which rows are missing.
+
+    Raises: ConfigurationError if psycopg is missing, or the database cannot be used; StoreError if it cannot be read
+    """
+    require_psycopg()
+    from truenext.store.postgresql import renewal
+
+    return renewal.read_status(url, schema)
+
+
+def renew_log(url: str, schema: str, *, is_copy: bool) -> str:
+    """Give a log that lacks rows, or with `is_copy` the log of a copied database, a new identity, and return that.
+
+    Raises: ConfigurationError if psycopg is missing, the database cannot be used, or the log needs no new identity;
+    StoreError if it cannot be read or written
+    """
+    require_psycopg()
+    from truenext.store.postgresql.renewal import renew
+
+    return renew(url, schema, is_copy=is_copy)
 
 
 def require_psycopg() -> None:

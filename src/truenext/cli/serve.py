@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from truenext.broker.broker import Broker
@@ -22,8 +23,9 @@ from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
 from truenext.cli.postgresql import open_log
+from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.errors import ConfigurationError, HandedOverError, StoreBehindError, TruenextError
 from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
@@ -32,10 +34,10 @@ from truenext.model.url import Address, host_and_port, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
 from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.folder import is_writable_by_others
-from truenext.store.log import Log
+from truenext.store.folder import check_is_local, is_writable_by_others
+from truenext.store.log import Log, MemberSettings
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Store
+from truenext.store.store import Recovered, Store
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,8 @@ def serve(
     `reread` reads the configuration again for a reload. None: the broker has no file to reload. With `take_over` the
     broker starts although another one uses its log.
 
-    Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails
+    Raises: ConfigurationError if a setting cannot be used; StoreError, HistoryError if the store or the history fails;
+    HandedOverError after a request that another broker takes over
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
     addresses = [parse_listener_url(url) for url in settings.listen]
@@ -83,23 +86,13 @@ def serve(
     fault = fault_of_memory_limit(memory_limit)
     if fault is not None:
         raise ConfigurationError(fault)
+    # Before the broker stands by, perhaps for months.
+    _log_warnings(configuration)
+    member = _member_settings(configuration)
     with ExitStack() as resources:
-        opened = _open_store(settings, resources, take_over=take_over)
+        opened, engine, recovered = _open_and_recover(configuration, member, resources, take_over=take_over)
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
-        engine, recovered = recover(
-            opened.store,
-            configuration.policies,
-            when_full=settings.when_full,
-            memory_limit=int(memory_limit * MEMORY_SHARE),
-            queues_memory_limit=memory_limit - int(memory_limit * MEMORY_SHARE) - BROKER_BYTES,
-            transaction_limits=TransactionLimits(
-                settings.transactions_max, settings.transaction_bytes_max, settings.transaction_messages_max
-            ),
-            history=opened.history,
-            log=opened.log,
-        )
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
-        _log_warnings(configuration)
         make_broker = partial(
             Broker,
             engine,
@@ -115,13 +108,51 @@ def serve(
             server_name=settings.server_name,
             session_factories=make_session_factories(),
         )
-        apply = partial(_apply_changes, tls, opened.exporter)
+        apply = partial(_apply_changes, tls, opened.exporter, member)
         make_reloader = None if reread is None else partial(Reloader, configuration, reread)
         run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)
         run = partial(run, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
-        runner.run(run())
+        heir = runner.run(run())
+    if heir is not None:
+        raise HandedOverError(f"{heir} takes over; start this broker again, so that it stands by")
+
+
+def _open_and_recover(
+    configuration: Configuration, member: MemberSettings, resources: ExitStack, *, take_over: bool
+) -> tuple[_OpenStore, Engine, Recovered]:
+    """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over. `resources`
+    closes the store.
+
+    Raises: see `_open_store` and `recover`
+    """
+    while True:
+        with ExitStack() as attempt:
+            opened = _open_store(configuration.broker, member, attempt, take_over=take_over)
+            try:
+                engine, recovered = _recover(configuration, opened)
+            except StoreBehindError as error:
+                logger.warning("the data folder is too far behind, and is made anew", extra={"reason": str(error)})
+                continue
+            resources.enter_context(attempt.pop_all())
+            return opened, engine, recovered
+
+
+def _recover(configuration: Configuration, opened: _OpenStore) -> tuple[Engine, Recovered]:
+    settings, memory_limit = configuration.broker, configuration.broker.memory_limit
+    return recover(
+        opened.store,
+        configuration.policies,
+        when_full=settings.when_full,
+        memory_limit=int(memory_limit * MEMORY_SHARE),
+        queues_memory_limit=memory_limit - int(memory_limit * MEMORY_SHARE) - BROKER_BYTES,
+        transaction_limits=TransactionLimits(
+            settings.transactions_max, settings.transaction_bytes_max, settings.transaction_messages_max
+        ),
+        history=opened.history,
+        log=opened.log,
+    )
 
 
 def _check_ports(addresses: Sequence[Address]) -> None:
@@ -174,7 +205,9 @@ def _check_address(address: Address, configuration: Configuration) -> None:
         )
 
 
-def _open_store(settings: BrokerSettings, resources: ExitStack, *, take_over: bool) -> _OpenStore:
+def _open_store(
+    settings: BrokerSettings, member: MemberSettings, resources: ExitStack, *, take_over: bool
+) -> _OpenStore:
     """Open the store and, if the broker has them, the log and the history. `resources` closes them.
 
     Raises: ConfigurationError if the data folder or the database cannot be used; StoreError, HistoryError if one of the
@@ -185,7 +218,9 @@ def _open_store(settings: BrokerSettings, resources: ExitStack, *, take_over: bo
         in_memory = MemoryStore(limit=int(settings.memory_limit * STORE_SHARE))
         resources.callback(in_memory.close)
         return _OpenStore(store=in_memory)
-    log = _open_log(settings, take_over=take_over)
+    if not settings.allow_network_disk:
+        check_is_local(data)
+    log = _open_log(settings, member, take_over=take_over)
     store = EmbeddedStore(data, disk_limit=settings.disk_limit, log=log)
     resources.callback(store.close)
     if is_writable_by_others(data):
@@ -202,10 +237,22 @@ def _open_store(settings: BrokerSettings, resources: ExitStack, *, take_over: bo
     store.last_history_chunk = history.last_batch_chunk
     store.restore_history = history.restore
     store.follow_history = history.follow
+    store.flush_history = history.flush
     return _OpenStore(store=store, history=history, exporter=exporter, log=log)
 
 
-def _open_log(settings: BrokerSettings, *, take_over: bool) -> Log | None:
+def _member_settings(configuration: Configuration) -> MemberSettings:
+    settings = configuration.broker
+    return MemberSettings(
+        name=settings.member or machine.member_name(),
+        folder=settings.data or Path(),
+        failover_after_s=settings.failover_after_ms / 1000,
+        users="" if configuration.users is None else configuration.users.digest,
+        on_standing_by=lambda active: print(f"standing by for {active}" if active else "standing by", flush=True),
+    )
+
+
+def _open_log(settings: BrokerSettings, member: MemberSettings, *, take_over: bool) -> Log | None:
     """Open the log that the settings name; None if they name none.
 
     Raises: ConfigurationError if psycopg is missing, or the database cannot be used; StoreError if it cannot be read
@@ -220,12 +267,20 @@ def _open_log(settings: BrokerSettings, *, take_over: bool) -> Log | None:
         is_replicated=settings.durability is Durability.REPLICATED,
         database_limit=settings.database_limit,
         patience_s=settings.database_patience_ms / 1000,
+        member=member,
     )
 
 
-def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
+def _apply_changes(
+    tls: ListenerTls,
+    exporter: HistoryExporter | None,
+    member: MemberSettings,
+    broker: Broker,
+    changed: Configuration,
+) -> None:
     broker.change_policies(changed.policies)
     if changed.users is not None:
+        member.users = changed.users.digest
         broker.users.replace(changed.users)
         broker.warnings.keep_users(changed.users)
     if changed.certificates is not None:
@@ -285,7 +340,12 @@ async def _run(
     apply: Callable[[Broker, Configuration], None],
     *,
     after_clean_stop: bool,
-) -> None:
+) -> str | None:
+    """Run the broker until a signal or a request ends it. Returns the name of the broker that takes over, if there was
+    such a request.
+
+    Raises: TruenextError if the broker has failed
+    """
     places = raise_file_limit(len(addresses))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -298,6 +358,7 @@ async def _run(
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
+        broker.end = stop.set
         await broker.start(after_clean_stop=after_clean_stop)
         if make_reloader is not None:
             broker.reload = make_reloader(apply=partial(apply, broker)).reload
@@ -327,6 +388,7 @@ async def _run(
         if broker.failure.done():
             broker.failure.result()
         broker.failure.cancel()
+        return broker.heir
 
 
 def _internal_error(context: dict[str, Any]) -> TruenextError:

@@ -13,7 +13,7 @@ from truenext.broker.config import Configuration, configure, with_files
 from truenext.broker.settings import ClientCertificates, Durability, LogLevel, fault_of_store
 from truenext.cli import early_signals, logs
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import LISTENER_URL, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
+from truenext.cli.values import LISTENER_URL, MEMBER, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
 from truenext.model.limits import (
     DATABASE_LIMIT_MIN,
     DISK_LIMIT_MIN,
@@ -74,10 +74,16 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     help="Schema of the database in which the messages of this broker are stored, with --store.",
 )
 @click.option(
+    "--member",
+    type=MEMBER,
+    show_default="name of the machine",
+    help="Name of this broker among those that use the same schema, with --store.",
+)
+@click.option(
     "--take-over",
     is_flag=True,
-    help="Start although another broker is active on the same schema. The other broker confirms nothing any more, and "
-    "exits with status 3.",
+    help="Take over at once from a broker that is active on the same schema, instead of standing by. The other broker "
+    "confirms nothing any more, and exits with status 3.",
 )
 @_enum_option(
     "--durability",
@@ -149,6 +155,12 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     default=None,
     help="Listen without TLS beyond loopback, although users send passwords.",
 )
+@click.option(
+    "--allow-network-disk",
+    is_flag=True,
+    default=None,
+    help="Start on a folder on a network file system, although a lock there does not keep a second machine away.",
+)
 @_enum_option(
     "--log-level", LogLevel.WARNING, help="Lowest level of the log records that are written to standard error."
 )
@@ -164,9 +176,13 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Prints `listening on URL`, one line per listener, once clients can connect. Exits 0 after a clean stop, 3 if another
-    broker has taken over, 4 if the database has lost messages that it had confirmed, and 1 or 2 after other errors. The
-    files of --config, --users and --certificate are read again on SIGHUP, and when `truenext reload` asks for it.
+    Prints `listening on URL`, one line per listener, once clients can connect. With --store, while another broker is
+    active, this one prints `standing by for NAME`: it takes over when the other one ends, and listens only then. See
+    docs/failover.md.
+
+    Exits 0 after a clean stop, 3 if another broker takes over, 4 if the database has lost messages that it had
+    confirmed, and 1 or 2 after other errors. The files of --config, --users and --certificate are read again on SIGHUP,
+    and when `truenext reload` asks for it.
     """
     # `options` are the settings of `[broker]` that have the name of their option.
     has_files = config is not None or options["users"] is not None or options["certificate"] is not None

@@ -10,6 +10,7 @@ from rich.table import Table
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.members import print_members
 from truenext.cli.terminal import count_noun
 
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
@@ -86,10 +87,11 @@ def _counts_text(facts: dict[str, Any]) -> str:
 def status(broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
-    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space; and the log, if messages
-    are in PostgreSQL, and since when it waits for PostgreSQL or its standby. Also shows which clients have most
-    messages in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a message is
-    ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
+    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. If messages are in
+    PostgreSQL, shows the log with all its brokers, and since when it waits for PostgreSQL or its standby. Also shows
+    which clients have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is
+    stuck if a message is ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the
+    broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
@@ -119,6 +121,7 @@ def status(broker: BrokerOptions) -> None:
     if "log" in facts:
         terminal.echo(f"log        {_log_text(facts['log'])}")
         terminal.echo(f"           {_server_text(facts['log'])}")
+        print_members("members    ", facts["log"]["members"], facts["log"]["number"])
     terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")

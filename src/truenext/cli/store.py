@@ -1,5 +1,6 @@
 """`truenext store`: check a data folder that no broker uses, and export the readable part of a damaged folder. The same
-for messages in PostgreSQL: make their tables, check them, and make a copy an ordinary folder."""
+for messages in PostgreSQL: make their tables, check them, and make a copy an ordinary folder. Other commands for a log
+in PostgreSQL are in store_log.py."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from truenext.cli import terminal
+from truenext.cli import store_log, terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.postgresql import check_log, initialize_log
 from truenext.cli.terminal import count_noun
@@ -35,6 +36,9 @@ def store() -> None:
     No broker may run on a folder. A database is asked with the rights of its user; no broker is asked.
     """
 
+
+for command in (store_log.status, store_log.accept_loss, store_log.adopt):
+    store.add_command(command)
 
 schema_option = click.option(
     "--schema", type=SCHEMA, help="Schema of the database in which the messages of one broker are stored."

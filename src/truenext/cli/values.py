@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from truenext.broker.settings import fault_of_server_name
 from truenext.client.core.send_options import SendOptions, is_reserved
 from truenext.errors import TruenextError
-from truenext.model.database import fault_of_database_url, fault_of_schema
+from truenext.model.database import fault_of_database_url, fault_of_member, fault_of_schema
 from truenext.model.destination import (
     DURABLE_ADDRESS_PREFIX,
     SUBSCRIPTION_PREFIX,
@@ -409,6 +409,7 @@ LISTENER_URL = CheckedTextParam("url", partial(_error_of, parse_listener_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
 STORE_URL = CheckedTextParam("url", fault_of_database_url)
 SCHEMA = CheckedTextParam("name", fault_of_schema)
+MEMBER = CheckedTextParam("name", fault_of_member)
 QUERY_ID = CheckedTextParam("id", _pattern_check("[0-9A-Za-z_-]{1,64}", "an id of `truenext spark list`"))
 """Id of a query of Spark; its first characters are enough."""
 SERVICE = CheckedTextParam(

@@ -82,11 +82,12 @@ class Engine:
 
     # ---- Batches ----
 
-    def take_batch(self) -> Batch | None:
-        """Close and return the gathering batch, to be made durable; None if it is empty and nothing waits for it."""
+    def take_batch(self, *, even_if_empty: bool = False) -> Batch | None:
+        """Close and return the gathering batch, to be made durable. Returns None if it is empty and nothing waits for
+        it, unless `even_if_empty`."""
         self.state.producers.forget_old()
         commit_state = self.state.commit_state
-        return commit_state.close_batch() if commit_state.has_batch else None
+        return commit_state.close_batch() if even_if_empty or commit_state.has_batch else None
 
     # ---- Periodic work ----
 

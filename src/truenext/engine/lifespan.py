@@ -55,11 +55,14 @@ class EngineLifespan:
 
     # ---- Start and stop ----
 
-    def start(self, *, after_clean_stop: bool = True) -> None:
+    def start(self, *, after_clean_stop: bool = True, epoch: int = 0) -> None:
         """Add the changes of a start to the gathering batch: events, a range of sequences, and a mark that the broker
-        has not stopped cleanly, which a clean stop removes. The batch must be durable before clients are served."""
+        has not stopped cleanly, which a clean stop removes. The batch must be durable before clients are served.
+
+        `epoch` is the broker's number among those that have taken over its log; 0 if it has none.
+        """
         commit_state = self._commit_state
-        self._events.run_started(after_clean_stop=after_clean_stop)
+        self._events.run_started(after_clean_stop=after_clean_stop, epoch=epoch)
         queues = self._queues
         for name in list(queues.hidden_by_name):
             if name and queues.scheduled_count(name) and name not in queues.by_name:

@@ -143,6 +143,10 @@ class StuckQueueDetector:
                 self._stuck_since_ms[queue] = now_ms if progress > before else since_ms
                 self._scanned[queue] = max(progress, before)
 
+    def forget(self) -> None:
+        """Let the time of all queues start anew, because no turn is run: nothing can be dispatched."""
+        self._stuck_since_ms.clear()
+
     def stuck_queues(self, now_ms: int) -> list[tuple[Queue, int]]:
         """Return the queues that were stuck at the last check, each with the milliseconds for which it has been stuck
         by now."""

@@ -112,6 +112,13 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         "the message. Null if there is none",
         ("returned", "dead-lettered", "handled"),
     ),
+    HistoryColumn(
+        "epoch",
+        "bigint",
+        "epoch of the broker that runs from now on: its number among those that have taken over the log. Null if its "
+        "messages are not in PostgreSQL",
+        ("run-started",),
+    ),
 )
 DATE = "date"
 """Name before the `=` in the names of the folders of Parquet files; the value after the `=` is the date of `at`, in

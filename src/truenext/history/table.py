@@ -119,6 +119,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         ),
         "group": _where(own["group"], is_kind[EventKind.ACCEPTED_OF_GROUP], pa.int64()),
         "cause": causes(repeat(causes.by_block)),
+        "epoch": _where(other, is_kind[EventKind.RUN_STARTED] & (other > 0), pa.int64()),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
 from truenext.errors import HistoryError
 from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count_events, file_path, history_files
-from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
+from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE, chunks_in
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class HistoryWriter:
         self._has_restored = False
         """True if the files lacked chunks that the store has."""
         self._is_cut = False
-        """True if the files lack events that no store has, before others."""
+        """True if the files lack events of the log before those that they would get next."""
         self.last_batch_chunk: tuple[int, int] | None = None
         """Position (run, first event) of the last chunk in the newest file that was written with a batch; None if there
         is none. If the journal does not have that batch, the end of the journal is lost."""
@@ -66,51 +67,59 @@ class HistoryWriter:
         except OSError as error:
             raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Append the chunks of the store that the files lack, because a crash has prevented their writing.
+    def restore(self, histories: Iterable[bytes]) -> None:
+        """Append the chunks of the store's batches that the files lack, because a crash has prevented their writing.
 
         Raises: HistoryError if they cannot be written
         """
-        for one in chunks:
+        for one, chunk in self._lacking(histories):
+            self.append(one)
+            self._note_chunk(chunk)
+            self._has_restored = True
+
+    def follow(self, history: bytes) -> None:
+        """Append the chunks of a row of the log that the files lack. If the files lack events before a chunk, a new
+        history begins with the next chunk that starts a file: an audit would take what is missing for lost messages.
+
+        Raises: HistoryError if the chunks cannot be written
+        """
+        for one, chunk in self._lacking((history,)):
+            starts_file = bool(chunk.flags & STARTS_FILE)
+            lacks_events = chunk.run == self._last_run and chunk.first_event > self._next_event
+            self._is_cut = self._is_cut or lacks_events or (self._file < 0 and not starts_file)
+            if self._is_cut and starts_file:
+                self._set_aside()
+            if not self._is_cut:
+                self.append(one)
+            self._note_chunk(chunk)
+            # No event before this chunk can be missing, whatever a crash took from the files.
+            self._has_restored = False
+
+    def _lacking(self, histories: Iterable[bytes]) -> Iterator[tuple[bytes, HistoryChunk]]:
+        """Yield those chunks that the files lack."""
+        for one in chain.from_iterable(map(chunks_in, histories)):
             chunk = chunk_at(memoryview(one), 0)
             if chunk is not None and chunk.first_event >= self._next_event:
-                self.append(one)
-                self._note_chunk(chunk)
-                self._has_restored = True
-
-    def follow(self, chunk: bytes) -> None:
-        """Append a chunk of the log if the files lack it and have all before it. If they lack events before it, such as
-        those of another broker that were in no row, the next run begins a new history: an audit would take what is
-        missing for lost messages.
-
-        Raises: HistoryError if the chunk cannot be written
-        """
-        found = chunk_at(memoryview(chunk), 0)
-        if found is None or found.first_event < self._next_event:
-            return
-        self._is_cut = self._is_cut or found.first_event > self._next_event
-        if not self._is_cut:
-            self.append(chunk)
-        self._note_chunk(found)
-        self._has_restored = True
+                yield one, chunk
 
     def start_run(self, *, after_clean_stop: bool, lowest: tuple[int, int] = (1, 1)) -> tuple[int, int]:
         """Return the number of the new run, and that of its first event. After an unclean stop GAP_EVENTS numbers of
         events are left out. So no number of a lost event is used again, and a reader sees the gap.
 
-        `lowest` is the lowest run and the lowest event that may be used, as a log says. If the files lack earlier ones,
-        GAP_EVENTS numbers are left out, too: another folder may have events that are not in the log."""
+        `lowest` is the lowest run and the lowest event that may be used, as a log says."""
         if self._is_cut:
             self._set_aside()
         run = max(self._last_run + 1, lowest[0])
-        is_behind = self._has_restored or lowest[0] > self._last_run + 1 or lowest[1] > self._next_event
         self._next_event = max(self._next_event, lowest[1])
-        if run > 1 and (is_behind or not after_clean_stop):
+        if run > 1 and (self._has_restored or not after_clean_stop):
             self._next_event += GAP_EVENTS
         return run, self._next_event
 
     def _set_aside(self) -> None:
         """Keep the files in another folder, and begin with none. Raises: HistoryError if the disk fails"""
+        self._is_cut = False
+        if self._file < 0:
+            return
         aside = self._folder.with_name(f"aside-history-{self._next_event}")
         logger.warning("a new history begins, the old one is kept", extra={"kept": str(aside)})
         try:
@@ -120,26 +129,28 @@ class HistoryWriter:
         except OSError as error:
             raise self._failure(error) from error
 
-    def append(self, chunk: bytes) -> None:
-        """Append a chunk, as `EventLog.close_chunk` returns it. The chunk is in the file after `flush`, and durable
-        after `sync`.
+    def append(self, history: bytes) -> None:
+        """Append chunks that are one behind the other, each as `EventLog.close_chunk` returns it. The chunks are in the
+        file after `flush`, and durable after `sync`.
 
         Raises: HistoryError if the disk fails
         """
-        if not chunk:
-            return
         try:
             with self._append_lock:
-                whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or chunk[_FLAGS_AT] & STARTS_FILE else None
-                if whole is not None:
-                    self._write()
-                    self._start_file(whole)
-                self._unwritten.append(chunk)
-                self._unwritten_bytes += len(chunk)
-                if self._unwritten_bytes >= UNWRITTEN_BYTES_MAX:
-                    self._write()
+                for chunk in chunks_in(history):
+                    self._append(chunk)
         except OSError as error:
             raise self._failure(error) from error
+
+    def _append(self, chunk: bytes) -> None:
+        whole = chunk_at(memoryview(chunk), 0) if self._file < 0 or chunk[_FLAGS_AT] & STARTS_FILE else None
+        if whole is not None:
+            self._write()
+            self._start_file(whole)
+        self._unwritten.append(chunk)
+        self._unwritten_bytes += len(chunk)
+        if self._unwritten_bytes >= UNWRITTEN_BYTES_MAX:
+            self._write()
 
     def flush(self) -> None:
         """Write all appended chunks to the file, so that others can read them.

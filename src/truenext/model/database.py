@@ -1,4 +1,4 @@
-"""Place of a log in PostgreSQL: the URL of a database, and the name of a schema.
+"""Place of a log in PostgreSQL: the URL of a database, and the name of a schema; and the name of a broker there.
 
 A URL is as libpq reads it, postgresql://USER@HOST:PORT/DATABASE?OPTION=VALUE, but without a password. A password in a
 URL could be read in the list of processes, and in logs. libpq finds it elsewhere: in a passfile (~/.pgpass, or the file
@@ -13,6 +13,8 @@ from urllib.parse import unquote
 SCHEMES = ("postgresql://", "postgres://")
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+MEMBER_LENGTH_MAX = 63
+_MEMBER_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MEMBER_LENGTH_MAX - 1}}}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:[0-9]*)?")
 """Host and port, as a name, an IPv4 address, or an IPv6 address in brackets."""
 
@@ -67,4 +69,17 @@ def fault_of_schema(name: str) -> str | None:
         return "must have 1 to 63 characters: a to z, 0 to 9 and _, no digit first"
     if name.startswith("pg_"):
         return "must not begin with pg_: PostgreSQL reserves such names"
+    return None
+
+
+def fault_of_member(name: str) -> str | None:
+    """Return why a text cannot be the name of a broker among those of its log; None if it can. The fault continues a
+    sentence whose subject is the name.
+
+    >>> fault_of_member("host1.example")
+    >>> fault_of_member("host 1")
+    'must have 1 to 63 characters: letters, digits, _, . and -, the last two not first'
+    """
+    if not _MEMBER_NAME.fullmatch(name):
+        return "must have 1 to 63 characters: letters, digits, _, . and -, the last two not first"
     return None

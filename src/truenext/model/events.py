@@ -18,7 +18,7 @@ HISTORY_VERSION.
               count        u32     number of events
               queue        u32     number of the queue, 0 is none
               other        u64     batch, consumer or number, by kind; for RETURNED, DEAD_LETTERED and HANDLED
-                                   the number of the cause, 0 is none
+                                   the number of the cause, 0 is none; for RUN_STARTED the epoch, 0 is none
               at           u64     microseconds since the epoch
               columns      those of COLUMNS, each with `count` values
               text         only with NAME and CAUSE: `other` bytes of UTF-8
@@ -28,16 +28,17 @@ Nor is a block of kind CAUSE an event: up to the end of the chunk the number in 
 text."""
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 11
+HISTORY_VERSION = 12
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version of the files that this truenext reads. Files of version 10 have no reason `closed`, and files of
-version 9 no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 11 have no epochs, those of version 10 no
+reason `closed`, and those of version 9 no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -180,14 +181,17 @@ GAP_EVENTS = 1 << 20
 a reader may have seen such events."""
 
 
-def chunk_position(chunk: bytes) -> tuple[int, int]:
-    """Return the run and the first event of a chunk. Chunks are in the order of these two numbers."""
+def chunk_position(history: bytes) -> tuple[int, int]:
+    """Return the run and the first event of the last of the chunks that are one behind the other. Chunks are in the
+    order of these two numbers."""
+    *_, chunk = chunks_in(history)
     _, _, run, _, first_event = CHUNK.unpack_from(chunk)
     return run, first_event
 
 
-def next_event(chunk: bytes) -> int:
-    """Return the number that follows the last event of a chunk."""
+def next_event(history: bytes) -> int:
+    """Return the number that follows the last event of chunks that are one behind the other."""
+    *_, chunk = chunks_in(history)
     number: int = CHUNK.unpack_from(chunk)[-1]
     at = CHUNK.size
     while at < len(chunk):
@@ -195,6 +199,15 @@ def next_event(chunk: bytes) -> int:
         number += count
         at += BLOCK.size + columns_size(kind, count, other)
     return number
+
+
+def chunks_in(history: bytes) -> Iterator[bytes]:
+    """Yield the chunks that are one behind the other in `history`, such as that of a row of a log."""
+    at = 0
+    while at < len(history):
+        end = at + CHUNK.size + CHUNK.unpack_from(history, at)[1]
+        yield history[at:end]
+        at = end
 
 
 def columns_size(kind: int, count: int, other: int) -> int:

@@ -672,6 +672,21 @@ Setting: `database_patience_ms`
 Exceeded: The setting is refused, with its range.
 """
 
+FAILOVER_AFTER_MS = 5_000
+"""Milliseconds without a new row in the log of PostgreSQL after which a broker that stands by takes over.
+
+Setting: `failover_after_ms`
+Exceeded: The active broker is fenced, and exits with status 3. It is silent after 0.8 of this time.
+"""
+
+FAILOVER_AFTER_MS_MIN = 2_000
+"""Lowest time without a new row after which a broker that stands by takes over, in milliseconds. The active broker
+appends a row each half second, if PostgreSQL confirms the rows so soon.
+
+Setting: `failover_after_ms`
+Exceeded: The setting is refused, with its range.
+"""
+
 PAGE_SIZE = 1000
 """Messages read from the store at a time.
 

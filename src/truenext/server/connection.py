@@ -203,7 +203,7 @@ class ServerConnection:
             source.on_readable()
         if self._is_logged_in or not self._wire.is_opening or self._life.state is not OPEN:
             return
-        if has_waited:
+        if has_waited and not self._broker.is_silent:
             self._ending.refuse(rules.unchecked_login, Code.BUSY)
         elif source.has_waiting_commands:
             # The login was in the socket: its check gets the whole time.
@@ -237,10 +237,11 @@ class ServerConnection:
         if source.silence_s >= limit_s and not source.is_paused:
             # Perhaps the broker itself was suspended: input of that time is in the socket.
             source.on_readable()
-        if source.silence_s >= limit_s and self._life.state is OPEN and not source.is_paused:
+        is_excused = source.is_paused or self._broker.is_silent
+        if source.silence_s >= limit_s and self._life.state is OPEN and not is_excused:
             self._broker.ends.soon(self._session, partial(self._ending.lose, "no heart-beat from the client"))
         if self._life.state is not OPEN:
             return
-        # A client that is not read is checked again after a whole limit.
-        remaining_s = limit_s if source.is_paused else limit_s - source.silence_s
+        # A client that is not read is checked again after a whole limit. A silent broker judges no client.
+        remaining_s = limit_s if is_excused else limit_s - source.silence_s
         self._ending.set_timer(remaining_s, "silence", self._on_silence)

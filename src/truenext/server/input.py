@@ -216,6 +216,8 @@ class Input:
                 self._capacity.wait(self._session, needs_disk=True)
             elif waiting.waits_for is WaitsFor.OTHERS:
                 self._read_turns.wait_for_others(self._session)
+            elif waiting.waits_for is WaitsFor.SILENCE:
+                self._read_turns.wait(self._session)
         elif self._wire.is_closed:
             self._ending.on_disconnect()
 

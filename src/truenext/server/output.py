@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Protocol
 
 from truenext.broker.broker import Broker
+from truenext.broker.silence import Silence
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
@@ -79,6 +80,7 @@ class Output:
         self._loop = loop
         self._ending = ending
         self._life = ending.life
+        self._silence = broker.silence
         self.bytes_sent = 0
         """Bytes that the socket has taken."""
         self._has_sent = False
@@ -149,16 +151,32 @@ class Output:
 
     def send_heart_beat(self) -> None:
         """Send a heart-beat if nothing was sent since the last call."""
-        if not self._has_sent and not self._unsent:
-            self.add_frame(self._replies.heart_beat)
-            self.flush()
+        if not self._has_sent:
+            if self._silence is not None and self._silence.is_silent():
+                self._send_heart_beat_in_silence(self._silence)
+            elif not self._unsent:
+                self.add_frame(self._replies.heart_beat)
+                self.flush()
         self._has_sent = False
+
+    def _send_heart_beat_in_silence(self, silence: Silence) -> None:
+        """Send a heart-beat before the frames that wait, unless a part of the first one was sent or encrypted. Without
+        heart-beats clients would take their connections for lost."""
+        if self._first_unsent_offset or (self._tls is not None and self._tls.has_unsent):
+            return
+        frame = self._replies.heart_beat
+        sent = self._send(frame)
+        if sent < len(frame) and (sent or (self._tls is not None and self._tls.has_unsent)):
+            self._unsent.appendleft((frame, None))
+            self._unsent_answer_bytes += len(frame)
+            self._count_sent(sent)
+            silence.add(self._on_silence_ended)
 
     def flush(self) -> None:
         """Implement `Peer.flush`."""
         parts, state = self._parts, self._life.state
         if parts and (state is OPEN or state not in WITHOUT_SOCKET):
-            if self._unsent:
+            if self._unsent or (self._silence is not None and self._waits_for_silence(self._silence)):
                 self._buffer_unsent(0, None)
             else:
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -183,8 +201,24 @@ class Output:
         if is_due and self._life.state not in WITHOUT_SOCKET:
             self._socket.watch_writes(self.on_writable)
 
+    def _waits_for_silence(self, silence: Silence) -> bool:
+        """Return whether nothing may be written now because the broker is silent. If so, the unsent frames are written
+        after the silence."""
+        is_silent = silence.is_silent()
+        if is_silent:
+            silence.add(self._on_silence_ended)
+        return is_silent
+
+    def _on_silence_ended(self) -> None:
+        if self._life.state not in WITHOUT_WRITER:
+            self._socket.watch_writes(self.on_writable)
+
     def on_writable(self) -> None:
         """Write as much of the unsent frames as the socket takes, at most WRITE_BYTES."""
+        if self._silence is not None and self._waits_for_silence(self._silence):
+            # The loop would call again and again.
+            self._socket.unwatch_writes()
+            return
         if self._tls is not None and not self._unsent:
             try:
                 self._tls.flush()

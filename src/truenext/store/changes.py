@@ -40,6 +40,17 @@ PUT_HEADER_BYTES = _PUT.size
 """Number of bytes of a put that precede its record."""
 
 
+class Takeover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Takeover of a log by a broker. The nonce makes its row another one than that of each other takeover."""
+
+    epoch: int
+    member: str
+    system: int
+    """System identifier of the database; 0 if it is unknown."""
+    timeline: int
+    nonce: bytes
+
+
 class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Changes that most batches do not have. Each field corresponds to the field of `Batch` with this name. The names
     are stored.
@@ -66,6 +77,8 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     clean_stop: bool | None = None
     drops_transients: bool = False
     """True if all transient messages put so far are dropped, because the run before this one did not stop cleanly."""
+    takeover: Takeover | None = None
+    """Takeover of the log by this row. It changes no state of the store."""
 
 
 class Changes(msgspec.Struct, gc=False):
@@ -88,6 +101,10 @@ class Changes(msgspec.Struct, gc=False):
             self.count += len(rare.marks) + len(rare.unmarks) + len(rare.queues) + len(rare.paused)
             self.count += len(rare.producers) + len(rare.forgotten_producers)
             self.count += len(rare.timers) + len(rare.cleared_timers)
+
+
+def takeover_of(changes: Changes | None) -> Takeover | None:
+    return None if changes is None or changes.rare is None else changes.rare.takeover
 
 
 _encode_rare = msgspec.msgpack.Encoder().encode

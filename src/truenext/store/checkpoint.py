@@ -36,6 +36,7 @@ from truenext.store.checkpoint_format import (
     LOG_DIGEST,
     META_KEYS,
     NUMBER,
+    OLD_COPY_FORMAT,
     PERSISTENT_TABLES,
     QUEUE,
     SALT,
@@ -182,7 +183,10 @@ class Checkpoint:
         found = int.from_bytes(bare if len(bare) == FORMAT.size else meta.need(txn, b"format"))
         if found == self._format:
             return
-        if found == COPY_FORMAT:
+        if self._format == COPY_FORMAT and found == OLD_COPY_FORMAT:
+            meta.put(txn, b"format", FORMAT.pack(COPY_FORMAT))
+            return
+        if found in (COPY_FORMAT, OLD_COPY_FORMAT):
             raise copy_error(self._data)
         if found == FORMAT_VERSION:
             raise no_copy_error(self._data)

@@ -41,7 +41,8 @@ A transient message counts only if its generation is the one in meta.
 Only this format is read. A folder with another format number is rejected before anything in it is changed.
 
 A folder that is a copy of a log (log.py) has the number COPY_FORMAT and the key "log digest"; all else is the same. So
-no broker uses a copy without its log, also no broker of an older version.
+no broker uses a copy without its log, also no broker of an older version. A copy of OLD_COPY_FORMAT becomes one of
+COPY_FORMAT when it is opened.
 """
 
 from __future__ import annotations
@@ -60,8 +61,14 @@ DATA_FILE = "data.mdb"
 
 FORMAT_VERSION = 12
 
-COPY_FORMAT = 13
+COPY_FORMAT = 14
 """Format number of a folder that is a copy of a log."""
+
+OLD_COPY_FORMAT = 13
+"""Format number of a copy whose frames have no takeover."""
+
+LOG_FORMAT = COPY_FORMAT
+"""Format of the rows of a log."""
 
 LOG_DIGEST = b"log digest"
 

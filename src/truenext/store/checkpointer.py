@@ -102,6 +102,13 @@ class Checkpointer:
         while self._is_checkpoint_due():
             self._checkpoint_segment(self._journal.segments[0])
 
+    def work(self) -> None:
+        """Do once what the thread does all the time, on the calling thread. To be called before `start`."""
+        self._disk_space.allocate_reserves()
+        self.checkpoint_due_segments()
+        if self._needs_cleanup:
+            self._clean_up()
+
     def close(self) -> None:
         """Stop the thread. A checkpoint in progress is finished first, unless this would wait for disk space."""
         with self._changed:

@@ -11,20 +11,21 @@ import logging
 import os
 import secrets
 import shutil
+from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import gmtime, strftime
 
 from truenext.clock import monotonic
-from truenext.errors import ConfigurationError, StoreForgottenError
+from truenext.errors import ConfigurationError
 from truenext.model.batch import NO_CAUSES, NO_MARK
 from truenext.store import folder
 from truenext.store.changes import decode_changes
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.journal import Journal, describe_lost_tail
-from truenext.store.log import KeptMessage, Log, LogPosition, LogStatus, Relation, Snapshot
+from truenext.store.log import DIGEST_SIZE, KeptMessage, Log, LogPosition, Relation, Snapshot
 from truenext.store.overlay import SegmentIndex
 from truenext.store.pieces import split_into_pieces
 from truenext.store.store import Recovered
@@ -40,10 +41,9 @@ KEYS_MAX = 10_000
 PROGRESS_INTERVAL_S = 10.0
 """Seconds between two lines in the log about a folder that is being made."""
 
-_FAULTS = {
-    Relation.OLD: "it is too old: the database no longer has the rows that follow",
-    Relation.OTHER_WAY: "it has another last row than the database",
-}
+_TOO_OLD = "it is too old: the database no longer has the rows that follow"
+_TOO_OLD_MARK = "too-old"
+"""File in content that was set aside because it was too old."""
 
 
 # ---- A folder of a broker that starts ----
@@ -53,8 +53,10 @@ def prepare_copy(path: Path, log: Log, *, map_size: int, segment_bytes: int) -> 
     """Make sure that the folder is a prefix of the log, from which the log's rows lead on. Otherwise its content is set
     aside, and a new one is made from a snapshot of the log. The caller holds the folder's lock.
 
-    Raises: ConfigurationError if the folder is no copy of a log, or one of another log; StoreForgottenError if it has
-    rows that the log has not; StoreError if log or folder cannot be read
+    The folder may have rows that the log has lost: the log puts them back when it is taken over.
+
+    Raises: ConfigurationError if the folder is no copy of a log, or one of another log; StoreError if log or folder
+    cannot be read
     """
     shutil.rmtree(path / SEED, ignore_errors=True)
     if any((path / name).exists() for name in ("lmdb", "journal")):
@@ -71,6 +73,9 @@ def _fault_of(path: Path, log: Log) -> str:
         identity, position = _read(path)
     except DamagedFolderError:
         return "it is damaged"
+    if identity in log.earlier_identities:
+        last = log.earlier_identities[identity]
+        return f"the log has another identity since row {last}, and the folder has rows up to {position.number}"
     if identity != log.identity:
         # Not set aside: a wrong database or schema must not look like an empty one.
         raise ConfigurationError(
@@ -80,21 +85,57 @@ def _fault_of(path: Path, log: Log) -> str:
         )
     relation = log.relation(position)
     if relation is Relation.AHEAD:
-        raise forgotten_error(path, position.number, log.status)
-    return _FAULTS.get(relation, "")
+        relation = _relation_of_frames(path, log, position)
+    if relation is Relation.OTHER_WAY:
+        first = _first_row_alone(path, log)
+        return f"it went another way than the database, and it alone has the rows {first} to {position.number}"
+    return _TOO_OLD if relation is Relation.OLD else ""
 
 
-def forgotten_error(path: Path, folder_number: int, log: LogStatus) -> StoreForgottenError:
-    return StoreForgottenError(
-        f"the database at {log.server} has lost rows that it had confirmed: its last row is {log.number}, and {path} "
-        f"has row {folder_number}. Is this a former primary? Then name the present one in --store. Otherwise restore "
-        f"the database with all its rows; or move {path} away, and go on without these rows; or go on with the folder "
-        f"alone (`truenext store detach {path}`)"
-    )
+def _relation_of_frames(path: Path, log: Log, position: LogPosition) -> Relation:
+    with closing(_open(path, is_copy=True)) as checkpoint, closing(_replayed_journal(path, checkpoint)) as journal:
+        return log.relation(position, journal)
+
+
+def _replayed_journal(path: Path, checkpoint: Checkpoint) -> Journal:
+    journal = _open_journal(path, checkpoint, is_copy=True)
+    for _ in journal.replay(checkpoint.read()[1]):
+        pass
+    return journal
+
+
+def _first_row_alone(path: Path, log: Log) -> int:
+    """Return the number of the first row in the journal of a folder that the log has not, or has another one for."""
+    digests = bytearray()
+    with (
+        closing(_open(path, is_copy=True)) as checkpoint,
+        closing(_open_journal(path, checkpoint, is_copy=True)) as journal,
+    ):
+        position = checkpoint.read()[1]
+        for _ in journal.replay(position):
+            digests += journal.last_digest
+    first = position.frame + 1
+
+    def is_alone(at: int) -> bool:
+        row = LogPosition(first + at, bytes(digests[at * DIGEST_SIZE : (at + 1) * DIGEST_SIZE]))
+        return log.relation(row) in (Relation.OTHER_WAY, Relation.AHEAD)
+
+    return first + bisect_left(range(len(digests) // DIGEST_SIZE), True, key=is_alone)
 
 
 def _set_aside(path: Path, fault: str) -> None:
     aside = _new_aside(path)
+    if fault == _TOO_OLD:
+        # The log has all that was in them, except their histories. A broker that stands by may be stopped for a night,
+        # again and again.
+        for mark in path.glob(f"{folder.ASIDE}*/{_TOO_OLD_MARK}"):
+            for name in ("lmdb", "journal"):
+                shutil.rmtree(mark.parent / name, ignore_errors=True)
+            mark.unlink()
+            with suppress(OSError):
+                # Without a history, it is empty.
+                mark.parent.rmdir()
+        (aside / _TOO_OLD_MARK).touch()
     logger.warning("the data folder is made anew, its old content is kept", extra={"reason": fault, "kept": str(aside)})
     # In this order: after a crash, lmdb or journal shows that the rest must follow.
     for name in ("history", "lmdb", "journal"):
@@ -217,14 +258,14 @@ def detach(path: Path, last_history_chunk: tuple[int, int] | None = None) -> str
     with _locked(path), closing(_open_attached(path)) as checkpoint:
         position = checkpoint.read()[1]
         with closing(_open_journal(path, checkpoint, is_copy=True)) as journal:
-            last_chunk = b""
+            history = b""
             for _, _, payload in journal.replay(position):
-                last_chunk = decode_changes(payload).history or last_chunk
+                history = decode_changes(payload).history or history
             _check_end(path, journal, position)
             journal.finish_replay()
             journal.sync()
             folder.sync_folder(path / "journal")
-        if describe_lost_tail(journal.last_frame_number, 0, last_chunk, last_history_chunk):
+        if describe_lost_tail(journal.last_frame_number, 0, history, last_history_chunk):
             (path / "history").rename(_new_aside(path) / "history")
         checkpoint.detach(identity)
     return identity

@@ -81,11 +81,18 @@ class DiskSpace:
     def update_level(self) -> None:
         """Measure the space, and set `level` and `bytes`. Raises: lmdb.Error, OSError if the space cannot be
         measured"""
+        levels = self._limit_level, self._free_level
+        self._measure()
+        if self.level is not DiskLevel.PLENTY and self._journal.delete_kept():
+            self._limit_level, self._free_level = levels
+            self._measure()
+
+    def _measure(self) -> None:
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self.path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
         if self._limit is not None:
-            used = journal.size + journal.spare_size + self._checkpoint.size()
+            used = journal.size + journal.spare_size + journal.kept_size + self._checkpoint.size()
             self._limit_level = level_of_limit(self._limit, used, self._limit_level)
             found |= {"used": used, "limit": self._limit}
         self._free_level = level_of_free_space(reserve, free, self._free_level)

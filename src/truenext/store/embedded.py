@@ -6,6 +6,7 @@ The data folder:
     journal/       the latest batches, see journal.py and changes.py
     lmdb/          the checkpoint: the state before these batches, see checkpoint.py
     ballast        reserved disk space, freed when a write finds the disk full, see disk_space.py
+    origin         the newest server of the log that the folder has followed, see postgresql/known_origin.py
 
     apply                  writes the batch to the journal, durable by one write; then to the overlay
     read_page, recover     read the checkpoint together with the overlay, the journal's index (overlay.py)
@@ -31,6 +32,7 @@ from threading import Condition, Lock
 
 import lmdb
 
+from truenext.clock import monotonic
 from truenext.errors import StoreError
 from truenext.model.batch import NO_MARK, Batch, Mark
 from truenext.model.destination import may_rename
@@ -59,7 +61,7 @@ from truenext.store.copying import prepare_copy
 from truenext.store.disk_space import DiskSpace
 from truenext.store.frame_writer import FrameWriter
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
-from truenext.store.log import Log, LogPosition
+from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import (
@@ -111,7 +113,9 @@ class EmbeddedStore:
         history's own files have. Only a store with a log calls it."""
         self.follow_history: Callable[[bytes], None] = lambda chunk: None
         """Function that gets the history of each row that the folder lacked, in order, before `recover` returns: there
-        may be too many rows for `Recovered`."""
+        may be too many rows for `Recovered`. A row may have several chunks, one behind the other."""
+        self.flush_history: Callable[[], None] = lambda: None
+        """Function that makes what `follow_history` was given readable for other processes."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
@@ -149,6 +153,8 @@ class EmbeddedStore:
                 resources.callback(self._journal.close)
                 for one in (path / "lmdb", path / "journal", path):
                     folder.sync_folder(one)
+                if log is not None:
+                    log.frames = self._journal
             self._disk_space = DiskSpace(path, self._journal, self._checkpoint, self._changed, limit=disk_limit)
             self._checkpointer = Checkpointer(
                 self._journal,
@@ -454,8 +460,13 @@ class EmbeddedStore:
             self.restore_history(history)
             history = []
             recovered = self._catch_up(self._log)
+        began = monotonic()
         self._queues = recovered.queues
-        return replace(recovered, counts=self._counts(), history=history)
+        recovered = replace(recovered, counts=self._counts(), history=history)
+        if self._log is not None and monotonic() > began + BEAT_S:
+            # Without a row for long, another broker would take over.
+            self._follow(EMPTY_PAYLOAD, self._writer.append_batch)
+        return recovered
 
     def _drop_transients(self) -> None:
         self._writer.retry_without_ballast(self._checkpoint.drop_transients)
@@ -468,10 +479,13 @@ class EmbeddedStore:
     # ---- Copy of a log ----
 
     def _catch_up(self, log: Log) -> Recovered:
-        """Follow the log to its end, take it over, and return the state then."""
+        """Follow the log while the broker stands by, take it over, and return the state then."""
         self._checkpointer.is_enabled = True
         self._follow_rows(log)
-        log.take_over()
+        while log.stands_by(self._position) or not log.take_over(self._position):
+            self._follow_rows(log)
+            self._checkpointer.work()
+            self.flush_history()
         self._follow_rows(log)
         recovered = apply_journal(self._checkpoint.read()[0], self._overlay.indexes)
         if not recovered.clean_stop:
@@ -481,10 +495,13 @@ class EmbeddedStore:
         return recovered
 
     def _follow_rows(self, log: Log) -> None:
-        journal = self._journal
-        for payload in log.rows_after(LogPosition(journal.last_frame_number, journal.last_digest)):
+        for payload in log.rows_after(self._position):
             self._follow(payload, self._writer.append_row)
             self._checkpointer.checkpoint_due_segments()
+
+    @property
+    def _position(self) -> LogPosition:
+        return LogPosition(self._journal.last_frame_number, self._journal.last_digest)
 
     def _follow(self, payload: bytes, append: Callable[[list[bytes], int], tuple[int, int]]) -> None:
         """Apply a row of the log. `append` appends it to the journal."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from truenext.errors import ConfigurationError, StoreInUseError
 
-OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history", "seed"})
+OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history", "seed", "origin", "origin-new"})
 """Files that a broker makes in a data folder. An interrupted first start may leave some of these files. `new` is the
-name of the ballast while it is being made, `seed` that of a checkpoint."""
+name of the ballast while it is being made, `seed` that of a checkpoint, `origin-new` that of `origin`."""
 
 ASIDE = "aside-"
 """Beginning of the name of a folder in which an earlier content of the data folder was kept."""
@@ -23,6 +23,29 @@ IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
 
 FOREIGN_FILES_SHOWN = 3
 """Number of foreign files that an error names."""
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""File with one line for each mounted file system. Only Linux has such a file. Source: proc_pid_mountinfo(5)"""
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "afs",
+        "ceph",
+        "cifs",
+        "fuse.ceph",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "gfs2",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "smb3",
+    }
+)
+"""Types of file systems that other machines may mount, too. Containers and virtual machines have others of `fuse`, 9p
+and virtiofs for disks of their own machine."""
 
 _ZEROS = bytes(1 << 20)
 
@@ -51,6 +74,31 @@ def check_no_foreign_files(path: Path) -> None:
     raise ConfigurationError(
         f"data folder {path} has files that are not truenext's: {shown}; name an empty folder, or that of a broker"
     )
+
+
+def check_is_local(path: Path, mounts: Path = MOUNTS) -> None:
+    """Check that a folder, or that in which it will be made, is on a file system of this machine alone. A file system
+    of which nothing is known counts as local.
+
+    Raises: ConfigurationError if it is on a network file system
+    """
+    kind = _file_system(path, mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ConfigurationError(
+            f"data folder {path} is on a network file system ({kind}), where a lock does not keep a second machine "
+            "away: name a folder on a disk of this machine, or make sure that no other machine uses it, and add "
+            "--allow-network-disk"
+        )
+
+
+def _file_system(path: Path, mounts: Path) -> str:
+    """Return the type of the file system of the first of a folder and its parents that is there; "" if unknown."""
+    folders = (path.absolute(), *path.absolute().parents)
+    # Unlike `Path.exists`, `access` raises nothing for a folder that may not be read.
+    device = next(each for each in folders if os.access(each, os.F_OK)).stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = mounts.read_text(errors="replace").splitlines() if mounts.exists() else []
+    return next((line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number), "")
 
 
 def lock(path: Path) -> int:

@@ -6,19 +6,22 @@ segment, which is used again without a new allocation.
 
     00000000000000a7.journal    segment 0xa7
     spare-*                     spare segments, content ignored
+    00000000000000a6.kept       segment 0xa6, which only a log that has lost rows needs
 
 A segment is a row of frames (frame.py) from its start. The bytes after the last frame are zeros, the rest of an
 unconfirmed frame after a crash, or old data of a reused file.
 
 The journal of a copy of a log (log.py) is durable only after `sync`, as the log has all its frames. So a crash may tear
 any frame after the last `sync`: such a journal ends with the frame before, and the rest comes from the log again. For
-its last frame the journal knows the digest of the log's row.
+its last frame the journal knows the digest of the log's row. The newest freed segments are kept for some time: if the
+log loses rows, their frames bring them back.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -47,6 +50,9 @@ SEGMENT_BYTES = 32 * 1024 * 1024
 
 SPARES_MAX = 2
 """Largest number of spare segments. Further ones are deleted."""
+
+KEPT_MAX = 12
+"""Largest number of freed segments that a copy of a log keeps."""
 
 SUSPECTS_MAX = 1000
 """Maximum number of positions after the last frame that look like frames and are checked. A sender can put such bytes
@@ -98,6 +104,14 @@ class Journal:
         """Number of the segment to which frames are appended; 0 if the journal has none."""
         self._spare_count = 0
         self._spares_lock = Lock()
+        """Guards the spare and the kept segments, and each segment that becomes one of them."""
+        self._kept: dict[int, int] = {}
+        """Size of each kept segment, oldest first."""
+        for path in sorted(folder.glob("*.kept")):
+            if is_copy:
+                self._kept[int(path.stem, 16)] = path.stat().st_size
+            else:
+                path.unlink()
         for spare in folder.glob("spare-*"):
             if spare.stat().st_size == segment_bytes:
                 self._spare_count += 1
@@ -108,7 +122,7 @@ class Journal:
 
     def replay(self, position: CheckpointPosition) -> Iterator[tuple[int, int, memoryview]]:
         """Yield segment, offset and payload of each frame after the `position` of the checkpoint. Segments up to this
-        position become spare segments. In a copy of a log, segments after a torn frame are deleted.
+        position are freed. In a copy of a log, segments after a torn frame are deleted.
 
         Read the iterator once, to its end. Then call `finish_replay`, if the frames are accepted.
 
@@ -122,7 +136,8 @@ class Journal:
         if after_segment and max(paths, default=0) <= after_segment and not self._is_copy:
             raise self._damage(f"segment {after_segment + 1:016x} is missing")
         for segment in [segment for segment in paths if segment <= after_segment]:
-            self._make_spare(paths.pop(segment))
+            self._retire(paths.pop(segment))
+        self._forget_unconnected(after_segment)
         for segment, path in paths.items():
             if self._is_copy and not self._continues(segment, path):
                 path.unlink()
@@ -351,15 +366,15 @@ class Journal:
             yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
-        """Turn a segment into a spare segment. Nothing may need or read the segment any more. Another thread may append
-        meanwhile.
+        """Turn a segment into a spare segment, or in a copy of a log keep it. Nothing may need or read the segment any
+        more. Another thread may append meanwhile.
 
         Raises: OSError if the disk fails
         """
-        os.close(self._files.pop(segment))
-        del self._last_frames[segment], self._last_digests[segment], self._sizes[segment]
         with self._spares_lock:
-            self._make_spare(self._path(segment))
+            os.close(self._files.pop(segment))
+            del self._last_frames[segment], self._last_digests[segment], self._sizes[segment]
+            self._retire(self._path(segment))
 
     def close(self) -> None:
         while self._files:
@@ -367,6 +382,87 @@ class Journal:
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:016x}.journal"
+
+    # ---- Frames for a log that has lost rows ----
+
+    @property
+    def oldest_frame(self) -> int:
+        with self._spares_lock:
+            return next((first for first, _, _ in self._starts()), self.last_frame_number + 1)
+
+    def frames_after(self, number: int) -> Iterator[bytes]:
+        with ExitStack() as files:
+            with self._spares_lock:
+                starts = self._starts()
+                following = [first for first, _, _ in starts[1:]] + [self.last_frame_number + 1]
+                opened = [
+                    (first, segment, files.enter_context(path.open("rb")))
+                    for (first, segment, path), end in zip(starts, following, strict=True)
+                    if end > number + 1
+                ]
+            for first, segment, file in opened:
+                for found, payload in self._frames_in(memoryview(file.read()), segment, first):
+                    if found == number + 1:
+                        number = found
+                        yield bytes(payload)
+        if number < self.last_frame_number:
+            raise self._damage(f"frame {number + 1} is missing or unreadable")
+
+    def _starts(self) -> list[tuple[int, int, Path]]:
+        """Return number of the first frame, segment and file of all segments with frames, oldest first."""
+        paths = [(segment, self._kept_path(segment)) for segment in self._kept]
+        paths += [(segment, self._path(segment)) for segment in list(self._files)]
+        firsts = [(_first_frame(path, segment), segment, path) for segment, path in paths]
+        return [(first, segment, path) for first, segment, path in firsts if 0 < first <= self.last_frame_number]
+
+    def _frames_in(self, content: memoryview, segment: int, number: int) -> Iterator[tuple[int, memoryview]]:
+        """Yield number and payload of the frames of a segment, from its first frame `number` on."""
+        offset = 0
+        while number <= self.last_frame_number:
+            payload = payload_at(content, offset, segment, number, self._salt)
+            if payload is None:
+                return
+            yield number, payload
+            offset += FRAME.size + len(payload)
+            number += 1
+
+    @property
+    def kept_size(self) -> int:
+        """Bytes of all kept segments."""
+        return sum(list(self._kept.values()))
+
+    def delete_kept(self) -> bool:
+        """Delete all kept segments, and return whether there was one. Any thread may call it."""
+        with self._spares_lock:
+            had_some = bool(self._kept)
+            while self._kept:
+                self._kept_path(self._kept.popitem()[0]).unlink()
+        return had_some
+
+    def _kept_path(self, segment: int) -> Path:
+        return self._folder / f"{segment:016x}.kept"
+
+    def _retire(self, path: Path) -> None:
+        """Free the segment in the file `path`."""
+        if not self._is_copy:
+            self._make_spare(path)
+            return
+        segment = int(path.stem, 16)
+        self._kept[segment] = path.stat().st_size
+        path.rename(self._kept_path(segment))
+        while len(self._kept) > KEPT_MAX:
+            oldest = min(self._kept)
+            del self._kept[oldest]
+            self._make_spare(self._kept_path(oldest))
+
+    def _forget_unconnected(self, last: int) -> None:
+        """Delete the kept segments that do not lead to segment `last` without a gap."""
+        for segment in sorted(self._kept, reverse=True):
+            if segment == last:
+                last -= 1
+            else:
+                del self._kept[segment]
+                self._kept_path(segment).unlink()
 
     def _make_spare(self, path: Path) -> None:
         if self._spare_count >= SPARES_MAX or path.stat().st_size != self._segment_bytes:
@@ -387,6 +483,16 @@ def _blocks(parts: list[bytes]) -> Iterator[bytes]:
         block.append(part)
         size += len(part)
     yield b"".join(block)
+
+
+def _first_frame(path: Path, segment: int) -> int:
+    """Return the number of a segment's first frame; 0 if the segment has none."""
+    with path.open("rb") as file:
+        header = file.read(FRAME.size)
+    if len(header) < FRAME.size:
+        return 0
+    _, _, in_segment, number = FRAME.unpack(header)
+    return int(number) if in_segment == segment else 0
 
 
 def _read_all(file: int, size: int) -> bytearray:
@@ -415,18 +521,18 @@ def _read_all(file: int, size: int) -> bytearray:
 
 
 def describe_lost_tail(
-    last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
+    last: int, durable_frame: int, journal_history: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
     """Describe which data is missing after frame `last`. The text is empty if nothing proves a loss. According to the
-    checkpoint, frame `durable_frame` was durable. `journal_chunk` is the last history chunk in the journal.
+    checkpoint, frame `durable_frame` was durable. `journal_history` is the last history in the journal.
     `last_history_chunk` is the run and the first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1
         missing = f"frame {first} is" if first == durable_frame else f"frames {first} to {durable_frame} are"
         return f"{missing} missing at its end; the checkpoint says that frame {durable_frame} was durable"
-    if journal_chunk and last_history_chunk is not None:
-        run, event = chunk_position(journal_chunk)
+    if journal_history and last_history_chunk is not None:
+        run, event = chunk_position(journal_history)
         if run == last_history_chunk[0] and event < last_history_chunk[1]:
             return (
                 f"frames are missing at its end, after frame {last}: the history has a batch of run {run} that begins "

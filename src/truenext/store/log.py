@@ -11,11 +11,12 @@ frame of the folder and the row with its number have one digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from truenext.errors import StoreError
@@ -28,6 +29,10 @@ DIGEST_SIZE = 16
 
 EMPTY_PAYLOAD = b"".join(encode_batch(Batch(0), None))
 """Payload of a row that changes nothing."""
+
+
+BEAT_S = 0.5
+"""Longest time between the begins of two appends of an active broker, while the log confirms them."""
 
 
 def next_digest(before: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
@@ -102,6 +107,44 @@ class Wait(NamedTuple):
     """Begin of the wait, in milliseconds since 1970."""
 
 
+class Role(StrEnum):
+    """Role of a broker of a log."""
+
+    ACTIVE = "active"
+    STANDING_BY = "standing by"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Broker of a log, as it has described itself in the log."""
+
+    name: str
+    host: str
+    role: Role
+    epoch: int
+    number: int
+    """Number of its last row."""
+    age_ms: int
+    """Milliseconds since it has written this, by the clock of the database."""
+    users: str
+    """Digest of its users file; "" if it has none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MemberSettings:
+    """Settings with which a broker takes part in a log."""
+
+    name: str
+    folder: Path
+    """Its data folder."""
+    failover_after_s: float
+    users: str = ""
+    """Digest of its users file; "" if it has none. A reload changes it, on any thread."""
+    on_standing_by: Callable[[str], object] = lambda _: None
+    """Called once the broker stands by, with the name of the broker that was active last; "" if there was none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
     """Facts about a log for `truenext status`."""
@@ -117,6 +160,23 @@ class LogStatus:
     """Number of the row up to which rows were compacted."""
     is_replicated: bool
     """True if each row is confirmed by a synchronous standby, too."""
+    members: tuple[Member, ...] = ()
+    """All brokers of the log that have described themselves."""
+
+
+class Frames(Protocol):
+    """Frames of a folder's journal, as bytes."""
+
+    @property
+    def oldest_frame(self) -> int:
+        """Number of the oldest frame that the folder has as bytes. If there is none, the number after the last
+        frame."""
+
+    def frames_after(self, number: int) -> Iterator[bytes]:
+        """Yield the payloads of the frames after frame `number`, up to the last one. Nothing may be appended meanwhile.
+
+        Raises: StoreError if one is missing or damaged; OSError if the disk fails
+        """
 
 
 class Log(Protocol):
@@ -124,6 +184,14 @@ class Log(Protocol):
 
     All methods raise StoreError if the log cannot be read or written, with a text for the operator.
     """
+
+    frames: Frames
+    """Frames of the folder, from which the log puts back rows that the database has forgotten. Set it before
+    `stands_by`."""
+
+    @property
+    def earlier_identities(self) -> Mapping[str, int]:
+        """Number of the last row by each identity that the log has had before."""
 
     @property
     def identity(self) -> str:
@@ -134,8 +202,13 @@ class Log(Protocol):
         """Lowest run and lowest event that the compacted rows have not used; (1, 1) if they have no history. Rows after
         these may have used more."""
 
-    def relation(self, position: LogPosition) -> Relation:
-        """Return the relation of a folder whose last frame is at `position`."""
+    def relation(self, position: LogPosition, frames: Frames | None = None) -> Relation:
+        """Return the relation of a folder whose last frame is at `position`. With the folder's `frames`, a folder that
+        ends behind the log has gone another way if the log's last row is another one than the folder's.
+
+        Raises: StoreForgottenError if a folder has gone another way, and knows that the log is no longer the present
+        one
+        """
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Open a snapshot of the compacted rows."""
@@ -146,11 +219,22 @@ class Log(Protocol):
         Raises: StoreError if a row is missing or changed
         """
 
-    def take_over(self) -> None:
-        """Append a row with the next epoch. After it, no broker of an earlier epoch can append a row. `append` may be
-        called after this.
+    def stands_by(self, position: LogPosition) -> bool:
+        """Wait for the time of the next look at the log, and return whether the broker must go on to stand by. If not,
+        it calls `take_over`. `position` is that of the folder's last frame.
 
-        Raises: ConfigurationError if another broker is active, and this one may not take over
+        Raises: StoreBehindError if the folder cannot follow the log: it went another way, or the log has got another
+        identity
+        """
+
+    def take_over(self, position: LogPosition) -> bool:
+        """Append a row with the next epoch, behind the row that the last look has shown. After it, no broker of an
+        earlier epoch can append a row. `append` may be called after this. Rows of the folder that the database has
+        forgotten are put back before.
+
+        Return False if another row has come meanwhile: the broker stands by on.
+
+        Raises: StoreForgottenError if rows are missing, and cannot be repaired
         """
 
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
@@ -173,6 +257,22 @@ class Log(Protocol):
 
     def start(self) -> None:
         """Start the background work, such as compaction. Called once, after `take_over`."""
+
+    def choose_heir(self, to: str | None) -> str:
+        """Return the name of the member that takes over after a clean stop: `to`, or the one that is least behind. Any
+        thread may call it, at no cost.
+
+        Raises: ConfigurationError if no broker stands by, `to` is not one of them, or it is too far behind, or ahead
+        """
+
+    def hand_over(self, heir: str) -> None:
+        """Write that this broker has stopped cleanly, and that the member `heir` takes over; "" names none. Called
+        after the last `append`."""
+
+    @property
+    def silent_from(self) -> float:
+        """Time from which this broker is silent, in seconds of `clock.boottime`; infinite before the takeover. Any
+        thread may read it, at no cost."""
 
     def begin_stop(self) -> None:
         """Wait for a full disk no longer than for a lost connection from now on, because the broker stops. Any thread

@@ -81,7 +81,7 @@ def open_writer(log_server: PostgresServer, schema: str, request: pytest.Fixture
 TESTS_IN_GROUP = 5
 """Number of tests of this folder of which each run has one, as each takes half a second or more on a real server."""
 
-_ALWAYS = {"test_outcome.py", "test_log_model.py", "test_proxy.py"}
+_ALWAYS = {"test_forgotten.py", "test_outcome.py", "test_standing_by.py", "test_log_model.py", "test_proxy.py"}
 """Files whose tests need no server, or draw themselves."""
 
 

@@ -1,9 +1,10 @@
-"""Breadth-first search of all states that the steps of the model of a log lead to."""
+"""Breadth-first search of all states that the steps of a model lead to: that of a log, or that of a failover."""
 
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from tests.contract.postgresql.log_model import LogModel, Violation
 from tests.contract.postgresql.log_state import (
@@ -13,6 +14,9 @@ from tests.contract.postgresql.log_state import (
     Life,
     State,
 )
+
+AnyState = TypeVar("AnyState", bound=Hashable)
+Steps = Callable[[AnyState], Iterator[tuple[str, AnyState]]]
 
 
 class Found(NamedTuple):
@@ -24,28 +28,31 @@ class Found(NamedTuple):
 
 
 def search(bounds: Bounds, fault: str = "") -> Found:
-    """Search all states. Raises: Violation, with the shortest way to it"""
-    return _Search(bounds, fault).run()
+    """Search all states of a log. Raises: Violation, with the shortest way to it"""
+    return Search(LogModel(fault).steps, bounds.initial_state(), _canonical).run()
 
 
-class _Search:
-    """States in the order in which they are found. Of states with the same future only one is kept."""
+class Search(Generic[AnyState]):
+    """States in the order in which they are found. Of states with the same future only one is kept: those that
+    `canonical` makes equal."""
 
-    def __init__(self, bounds: Bounds, fault: str) -> None:
-        self._model = LogModel(fault)
-        self._initial = bounds.initial_state()
-        self._known = {hash(_canonical(self._initial))}
+    def __init__(self, steps: Steps[AnyState], initial: AnyState, canonical: Callable[[AnyState], AnyState]) -> None:
+        self._steps = steps
+        self._initial = initial
+        self._canonical = canonical
+        self._known = {hash(canonical(initial))}
         self._came_from = array("i", [-1])
         self._step_indexes = array("h", [-1])
 
     def run(self) -> Found:
+        """Raises: Violation, with the shortest way to it"""
         level, first, steps = [self._initial], 0, 0
         while level:
-            following: list[State] = []
+            following: list[AnyState] = []
             for at, state in enumerate(level, first):
                 index = -1
                 try:
-                    for index, (_, after) in enumerate(self._model.steps(state)):
+                    for index, (_, after) in enumerate(self._steps(state)):
                         self._add(after, at, index, following)
                 except Violation as violation:
                     raise Violation(f"{violation}\n{self._way(at)}") from violation
@@ -54,9 +61,9 @@ class _Search:
             level = following
         return Found(first, steps)
 
-    def _add(self, state: State, came_from: int, index: int, following: list[State]) -> None:
+    def _add(self, state: AnyState, came_from: int, index: int, following: list[AnyState]) -> None:
         # A set of states would not fit into memory.
-        key = hash(_canonical(state))
+        key = hash(self._canonical(state))
         if key not in self._known:
             self._known.add(key)
             self._came_from.append(came_from)
@@ -71,7 +78,7 @@ class _Search:
             to = self._came_from[to]
         labels, state = [], self._initial
         for index in reversed(indexes):
-            label, state = list(self._model.steps(state))[index]
+            label, state = list(self._steps(state))[index]
             labels.append(label)
         return "\n".join(f"{number}. {label}" for number, label in enumerate(labels, 1))
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from sys import maxsize
 from typing import Any
 
+import psycopg
+
 from tests.contract.disk import is_applied
 from tests.contract.postgresql.rows import SCHEMA, State, empty_state
-from tests.stages.postgres import PostgresServer
-from truenext.store.log import EMPTY_PAYLOAD, LogPosition, next_digest
+from tests.stages.postgres import PostgresServer, Server
+from truenext.store.log import EMPTY_PAYLOAD, LogPosition, MemberSettings, next_digest
 from truenext.store.postgresql.compaction import compact
 from truenext.store.postgresql.kept import write_snapshot
 from truenext.store.postgresql.layout import Connection, attach_partitions, create_layout, statement
@@ -22,7 +25,7 @@ DURABLE = {"fsync": "on", "full_page_writes": "on"}
 DATABASE_LIMIT = 1 << 40
 
 
-def url_of(server: PostgresServer, database: str = "postgres", **parameters: object) -> str:
+def url_of(server: Server, database: str = "postgres", **parameters: object) -> str:
     query = "&".join(f"{name}={value}" for name, value in ({"host": server.folder} | parameters).items())
     return f"postgresql://postgres@/{database}?{query}"
 
@@ -42,9 +45,28 @@ def make_log(connection: Connection, state: State | None = None, schema: str = S
     return state.position
 
 
+def member_settings(name: str, folder: Path, failover_after_s: float = 5.0) -> MemberSettings:
+    return MemberSettings(name=name, folder=folder, failover_after_s=failover_after_s)
+
+
 def open_log(url: str, schema: str = SCHEMA, **options: Any) -> PostgresqlLog:
-    defaults = {"take_over": False, "is_replicated": False, "database_limit": DATABASE_LIMIT, "patience_s": 10.0}
+    """`options` are those of PostgresqlLog; or `name`, `folder` and `failover_after_s` of its member."""
+    folder = options.pop("folder", Path("/data"))
+    member = member_settings(options.pop("name", "here"), folder, options.pop("failover_after_s", 5.0))
+    defaults: dict[str, Any] = {"take_over": False, "is_replicated": False, "database_limit": DATABASE_LIMIT}
+    defaults |= {"patience_s": 10.0, "member": member}
     return PostgresqlLog(url, schema, **(defaults | options))
+
+
+def refuse_members(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Let the server refuse the descriptions of brokers, as it does when its disk is full."""
+    connection.execute(
+        f"CREATE FUNCTION {schema}.refuse_member() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'planted error' USING ERRCODE = 'disk_full'; END $$"
+    )
+    connection.execute(
+        f"CREATE TRIGGER refuse BEFORE INSERT ON {schema}.member FOR EACH ROW EXECUTE FUNCTION {schema}.refuse_member()"
+    )
 
 
 def open_compacted(server: PostgresServer, schema: str) -> Callable[[], PostgresqlLog]:
@@ -58,6 +80,12 @@ def open_compacted(server: PostgresServer, schema: str) -> Callable[[], Postgres
     return open_one
 
 
+def take_over(log: PostgresqlLog, position: LogPosition) -> None:
+    """Stand by until the log can be taken over, and take it over."""
+    while log.stands_by(position) or not log.take_over(position):
+        pass
+
+
 class LogWriter:
     """Broker that has taken over a log, and appends to it."""
 
@@ -65,12 +93,20 @@ class LogWriter:
         """`position` is that of a folder of this log. With `begins`, an append is begun before it is waited for."""
         self.log = log
         self.position = position
+        self._payloads: dict[int, bytes] = {}
+        """Payload of each row that this broker has, by number."""
+        self.oldest_frame = position.number + 1
+        log.frames = self
         self.begins = begins
         self.begun_count = 0
         """Number of appends that ended without waiting."""
 
+    def frames_after(self, number: int) -> Iterator[bytes]:
+        for each in range(number + 1, self.position.number + 1):
+            yield self._payloads[each]
+
     def take_over(self) -> None:
-        self.log.take_over()
+        take_over(self.log, self.position)
         self.follow()
         if self.begins:
             # The first append would prepare the statements, and wait for that.
@@ -82,7 +118,7 @@ class LogWriter:
 
     def _following(self) -> Iterator[bytes]:
         for payload in self.log.rows_after(self.position):
-            self.position = self._next(payload)
+            self._add(payload)
             yield payload
 
     def append(self, payload: bytes = b"payload") -> bool:
@@ -93,8 +129,12 @@ class LogWriter:
             is_certain = True
         else:
             is_certain = self.log.append(*row)
-        self.position = new
+        self._add(payload)
         return is_certain
+
+    def _add(self, payload: bytes) -> None:
+        self.position = self._next(payload)
+        self._payloads[self.position.number] = payload
 
     def _next(self, payload: bytes) -> LogPosition:
         return LogPosition(self.position.number + 1, next_digest(self.position.digest, [payload]))
@@ -108,4 +148,14 @@ def rows_of(connection: Connection, schema: str = SCHEMA) -> list[tuple[int, int
     return [(number, epoch, payload) for number, epoch, payload in found]
 
 
-__all__ = ["DURABLE", "LogWriter", "last_row", "make_log", "open_log", "rows_of", "url_of"]
+__all__ = [
+    "DURABLE",
+    "LogWriter",
+    "last_row",
+    "make_log",
+    "member_settings",
+    "open_log",
+    "rows_of",
+    "take_over",
+    "url_of",
+]

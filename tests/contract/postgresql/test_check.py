@@ -178,7 +178,7 @@ def test_missing_log_is_refused(connection: Connection, url: str) -> None:
 
 def test_row_of_a_newer_format_is_refused(rows: Rows, url: str) -> None:
     rows.connection.execute("UPDATE main.log SET format = 99 WHERE number = 5")
-    with pytest.raises(StoreError, match="has rows of format 99; this truenext reads format 12"):
+    with pytest.raises(StoreError, match="has rows of format 99; this truenext reads format 14"):
         check(url)
 
 

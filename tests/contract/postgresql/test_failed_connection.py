@@ -46,8 +46,23 @@ def all_failures(*texts: str) -> str:
 def test_error_names_each_host_and_each_reason_once() -> None:
     text = all_failures(*(REFUSED.format(ip=f"10.0.0.{number}", port=5432) for number in (1, 2)))
     error = error_of(text, "postgresql://app@a,b/shop")
-    assert str(error) == "cannot connect to PostgreSQL at a:5432,b:5432 (database shop, user app): Connection refused"
+    assert str(error) == (
+        "cannot connect to PostgreSQL at a:5432,b:5432 (database shop, user app): Connection refused"
+        ": start the server, or correct the URL"
+    )
     assert not error.is_lasting
+
+
+@pytest.mark.parametrize("hosts", ["a", "a,b"])
+def test_error_of_sockets_has_one_reason_and_the_next_step(hosts: str, tmp_path: Path) -> None:
+    folders = ",".join(str(tmp_path / each) for each in hosts.split(","))
+    with pytest.raises(NoConnectionError) as found:
+        Connection.open(parse_url(f"postgresql://app@/shop?host={folders}"))
+    servers = ",".join(f"{each}:5432" for each in folders.split(","))
+    assert str(found.value) == (
+        f"cannot connect to PostgreSQL at {servers} (database shop, user app): No such file or directory"
+        ": start the server, or correct the URL"
+    )
 
 
 def test_error_of_two_hosts_is_lasting_only_if_both_reasons_are() -> None:
@@ -131,7 +146,8 @@ def test_error_that_settings_must_mend_says_so_without_their_values(text: str, e
 def test_error_that_may_pass_is_not_lasting(text: str, expected: str) -> None:
     error = error_of(text)
     assert not error.is_lasting
-    assert str(error) == f"cannot connect to PostgreSQL at db1:5432 (database shop, user app): {expected}"
+    advice = "" if "FATAL" in text else ": start the server, or correct the URL"
+    assert str(error) == f"cannot connect to PostgreSQL at db1:5432 (database shop, user app): {expected}{advice}"
 
 
 def test_error_with_many_hosts_and_a_long_reason_is_short() -> None:

@@ -27,10 +27,11 @@ from truenext.model.record import CONTENTS_LANE_KEY, encode_record
 from truenext.store.copying import become_copy, copy_position
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.postgresql import initialization
+from truenext.store.postgresql import layout as layout_module
 from truenext.store.postgresql.check import check_log
 from truenext.store.postgresql.initialization import initialize
 from truenext.store.postgresql.kept import read_facts
-from truenext.store.postgresql.layout import Connection, check_layout, partitions_in, schema_exists
+from truenext.store.postgresql.layout import LAYOUT_VERSION, Connection, check_layout, partitions_in, schema_exists
 from truenext.store.postgresql.takeover import check_fsync
 
 
@@ -327,10 +328,10 @@ def test_interrupted_initialization_leaves_the_folder_or_the_log(
         become_copy(*arguments)
         raise Interrupted
 
-    mark = initialization._mark
+    mark = layout_module.mark_layout
 
     def mark_or_interrupt(connection: Any, schema: str, layout: int) -> None:
-        if layout == (0 if step == "commit" else 1):
+        if layout == (0 if step == "commit" else LAYOUT_VERSION):
             raise Interrupted
         mark(connection, schema, layout)
 
@@ -340,7 +341,7 @@ def test_interrupted_initialization_leaves_the_folder_or_the_log(
         elif step == "write":
             patch.setattr(initialization, "write_snapshot", interrupt)
         elif step in ("commit", "finish"):
-            patch.setattr(initialization, "_mark", mark_or_interrupt)
+            patch.setattr(initialization, "mark_layout", mark_or_interrupt)
         else:
             patch.setattr(initialization, "become_copy", interrupt if step == "copy" else copy_and_interrupt)
         with pytest.raises(Interrupted):
@@ -371,7 +372,7 @@ def test_unfinished_log_is_finished_with_its_own_folder_only(
     other.apply(puts=record(8), queues={1: "orders"}, sequence_limit=10)
     other.stop()
     other.store.close()
-    mark = initialization._mark
+    mark = layout_module.mark_layout
 
     def interrupted(connection: Any, schema: str, layout: int) -> None:
         if layout:
@@ -379,7 +380,7 @@ def test_unfinished_log_is_finished_with_its_own_folder_only(
         mark(connection, schema, layout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(initialization, "_mark", interrupted)
+        patch.setattr(initialization, "mark_layout", interrupted)
         with pytest.raises(ZeroDivisionError):
             initialize(url, SCHEMA, data, ignore)
     # The first folder is a copy of this log: without the log nothing else would have its messages.

@@ -95,8 +95,8 @@ def test_schema_with_other_tables_is_refused(tables: Connection, change: str) ->
 
 def test_log_with_a_newer_layout_is_refused(tables: Connection) -> None:
     Rows(tables)
-    tables.execute("UPDATE main.fact SET value = '\\x00000002' WHERE kind = 'layout'")
-    with pytest.raises(ConfigurationError, match="has layout 2; this truenext reads layout 1: use the version"):
+    tables.execute("UPDATE main.fact SET value = '\\x00000003' WHERE kind = 'layout'")
+    with pytest.raises(ConfigurationError, match="has layout 3; this truenext reads layout 2: use the version"):
         check_layout(tables, SCHEMA)
 
 
@@ -126,16 +126,16 @@ def test_missing_rights_are_named(tables: Connection, app: Connection) -> None:
     assert refusal() == "USAGE on schema 'main'"
     tables.execute(f"GRANT USAGE ON SCHEMA main TO {role}")
     tables.execute(f"GRANT SELECT ON main.log, main.fact TO {role}")
-    assert refusal() == "SELECT on table 'kept', SELECT on table 'position'"
+    assert refusal() == "SELECT on table 'kept', SELECT on table 'position', SELECT on table 'member'"
     tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA main TO {role}")
     check_readable_layout(app, SCHEMA)
     assert refusal() == (
         "CREATE on schema 'main', the rights of 'postgres', the owner of table 'fact', "
         "the rights of 'postgres', the owner of table 'kept', the rights of 'postgres', the owner of table 'log', "
-        "the rights of 'postgres', the owner of table 'position'"
+        "the rights of 'postgres', the owner of table 'member', the rights of 'postgres', the owner of table 'position'"
     )
     tables.execute(f"GRANT CREATE ON SCHEMA main TO {role}")
-    for table in ("fact", "kept", "log", "position"):
+    for table in ("fact", "kept", "log", "member", "position"):
         tables.execute(f"ALTER TABLE main.{table} OWNER TO {role}")
     check_layout(app, SCHEMA)
 

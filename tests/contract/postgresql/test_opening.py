@@ -175,8 +175,8 @@ def test_opening_a_schema_with_an_impossible_name_fails(log_server: PostgresServ
 
 
 def test_opening_a_newer_layout_fails(log_server: PostgresServer, schema: str, admin: psycopg.Connection[Any]) -> None:
-    admin.execute(f"UPDATE {schema}.fact SET value = '\\x00000002' WHERE kind = 'layout'")
-    check_refused(url_of(log_server), schema, ConfigurationError, "layout 2; this truenext reads layout 1")
+    admin.execute(f"UPDATE {schema}.fact SET value = '\\x00000003' WHERE kind = 'layout'")
+    check_refused(url_of(log_server), schema, ConfigurationError, "layout 3; this truenext reads layout 2")
 
 
 @pytest.fixture

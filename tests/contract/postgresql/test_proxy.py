@@ -6,6 +6,11 @@ with one harm to one message:
     broker A    starts, appends 6 rows; rows are compacted; appends 6 rows
     broker B    takes over, appends a row
     broker A    finds that it is fenced
+
+Another one is of a broker that stands by:
+
+    broker A    starts, appends a row between any two looks of broker B, and stops doing so
+    broker B    stands by, takes over, appends a row; rows are deleted; it puts them back and appends a row
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,7 +30,7 @@ import psycopg
 import pytest
 
 from tests.contract.disk import LANE, begin_and_apply, key, put
-from tests.contract.postgresql.log_writer import DATABASE_LIMIT, DURABLE, make_log, url_of
+from tests.contract.postgresql.log_writer import DATABASE_LIMIT, DURABLE, make_log, member_settings, url_of
 from tests.contract.postgresql.proxy import Harm, Plan, ProtocolProxy
 from tests.contract.postgresql.test_log import Standby, set_globally
 from tests.stages.postgres import PostgresServer, own_server
@@ -41,12 +47,14 @@ from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.outcome import RowChain
 
 PHASES: Final = ("first broker starts", "it appends", "second broker starts", "both append")
+PHASES_OF_STANDBY: Final = ("first broker starts", "second broker stands by", "both append", "rows are put back")
 IS_ALL: Final = "TRUENEXT_PROXY" in os.environ
 RANDOM: Final = Random(os.environ.get("TRUENEXT_DRAW"))
 
 SILENCE_S: Final = 0.3
 """Silence after which a connection counts as lost. By itself that takes 2 seconds."""
 FREEZE_S: Final = 1.0
+FAILOVER_AFTER_S: Final = 2.0
 
 
 class QuietLog(PostgresqlLog):
@@ -69,6 +77,8 @@ class Script:
         self._stores: list[EmbeddedStore] = []
         self._batches = 0
         self.confirmed: list[int] = []
+        self.direct_url = url
+        """URL of the database without a proxy."""
 
     def run(self) -> None:
         first = self._start("first")
@@ -90,24 +100,25 @@ class Script:
         for store in self._stores:
             store.close()
 
-    def open(self, name: str) -> EmbeddedStore:
-        log = QuietLog(
+    def open(self, name: str, kind: type[PostgresqlLog] = QuietLog, *, take_over: bool = True) -> EmbeddedStore:
+        log = kind(
             self._url,
             self._schema,
-            take_over=True,
+            take_over=take_over,
             is_replicated=self._is_replicated,
             database_limit=DATABASE_LIMIT,
             patience_s=20.0,
+            member=member_settings(name, self._folder / name, FAILOVER_AFTER_S),
         )
         return EmbeddedStore(self._folder / name, segment_bytes=1 << 20, log=log)
 
-    def _start(self, name: str) -> EmbeddedStore:
+    def _start(self, name: str, kind: type[PostgresqlLog] = QuietLog, *, take_over: bool = True) -> EmbeddedStore:
         try:
-            store = self.open(name)
+            store = self.open(name, kind, take_over=take_over)
         except StoreError as error:
             # A broker that cannot read its log does not start; its operator starts it again.
             assert type(error) is StoreError
-            store = self.open(name)
+            store = self.open(name, kind, take_over=take_over)
         self._stores.append(store)
         store.recover()
         return store
@@ -140,6 +151,38 @@ class Script:
         return position
 
 
+class StandbyScript(Script):
+    """Two brokers, the second of which stands by, and takes over once the first one appends no more."""
+
+    def run(self) -> None:
+        first = self._start("first")
+        self.on_phase()
+        append, beats = partial(self._append, first), iter(range(3))
+
+        class WatchedLog(QuietLog):
+            def stands_by(self, position: LogPosition) -> bool:
+                stands_by = super().stands_by(position)
+                if stands_by and next(beats, None) is not None:
+                    append()
+                return stands_by
+
+        second = self._start("second", WatchedLog, take_over=False)
+        self.on_phase()
+        self._append(second)
+        with pytest.raises(StoreFencedError):
+            self._append(first)
+        self.on_phase()
+        self._forget()
+        self._append(second)
+        self.on_phase()
+
+    def _forget(self) -> None:
+        """Delete the last two rows, as if the database had lost them."""
+        with psycopg.connect(self.direct_url, autocommit=True) as admin:
+            log = f"{self._schema}.log"
+            admin.execute(f"DELETE FROM {log} WHERE number > (SELECT max(number) - 2 FROM {log})")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     """PostgreSQL with a synchronous standby."""
@@ -164,7 +207,13 @@ def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_script(
-    server: PostgresServer, schema: str, folder: Path, plan: Plan | None = None, *, is_replicated: bool = False
+    server: PostgresServer,
+    schema: str,
+    folder: Path,
+    plan: Plan | None = None,
+    *,
+    kind: type[Script] = Script,
+    is_replicated: bool = False,
 ) -> tuple[str, list[int]]:
     """Run the script in a log of its own, and judge what has become of it. Return the harmed message, and the number of
     messages up to the end of each phase."""
@@ -173,7 +222,8 @@ def run_script(
         make_log(admin, schema=schema)
         with ProtocolProxy(server.folder, plan) as proxy:
             url = url_of(server, host="127.0.0.1", port=proxy.port)
-            script = Script(url, schema, folder, is_replicated=is_replicated)
+            script = kind(url, schema, folder, is_replicated=is_replicated)
+            script.direct_url = url_of(server)
             script.on_phase = lambda: ends.append(proxy.count)
             try:
                 script.run()
@@ -226,25 +276,50 @@ def _any_records() -> Iterator[None]:
         yield
 
 
+Phases = dict[str, range]
+"""Numbers of the messages of each phase."""
+
+
 @pytest.fixture(scope="module")
-def phases(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, range]:
-    """Numbers of the messages of each phase."""
+def phases(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Phases:
     _, ends = run_script(server, f"dry_{os.getpid()}", tmp_path_factory.mktemp("dry") / "data")
     return {phase: range(*each) for phase, each in zip(PHASES, pairwise([0, *ends]), strict=True)}
+
+
+@pytest.fixture(scope="module")
+def phases_of_standby(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Phases:
+    folder = tmp_path_factory.mktemp("dry") / "data"
+    _, ends = run_script(server, f"standby_{os.getpid()}", folder, kind=StandbyScript)
+    return {phase: range(*each) for phase, each in zip(PHASES_OF_STANDBY, pairwise([0, *ends]), strict=True)}
 
 
 @pytest.mark.timeout(7200 if IS_ALL else 120)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("harm", Harm, ids=lambda harm: harm.value)
 def test_harm_to_any_message_loses_and_repeats_nothing(
-    server: PostgresServer, phases: dict[str, range], tmp_path: Path, harm: Harm, phase: str
+    server: PostgresServer, phases: Phases, tmp_path: Path, harm: Harm, phase: str
 ) -> None:
     """C27.2, C27.4, C27.6 to C27.8"""
-    numbers = phases[phase]
+    harm_and_judge(server, phases[phase], tmp_path, harm, Script)
+
+
+@pytest.mark.timeout(7200 if IS_ALL else 120)
+@pytest.mark.alternates("harm to a broker that stands by")
+@pytest.mark.parametrize("phase", PHASES_OF_STANDBY[1:])
+@pytest.mark.parametrize("harm", Harm, ids=lambda harm: harm.value)
+def test_harm_to_a_broker_that_stands_by_loses_and_repeats_nothing(
+    server: PostgresServer, phases_of_standby: Phases, tmp_path: Path, harm: Harm, phase: str
+) -> None:
+    """C28.4, C28.8, C28.12"""
+    harm_and_judge(server, phases_of_standby[phase], tmp_path, harm, StandbyScript)
+
+
+def harm_and_judge(server: PostgresServer, numbers: range, folder: Path, harm: Harm, kind: type[Script]) -> None:
+    """Run a script once for each number, or for one of them, with harm to the message with that number."""
     for number in numbers if IS_ALL else [RANDOM.choice(numbers)]:
         is_replicated = RANDOM.random() < 0.5
         schema = f"s{os.getpid()}_{harm.value}_{number}"
         plan = Plan(harm, number, FREEZE_S)
-        harmed, _ = run_script(server, schema, tmp_path / str(number), plan, is_replicated=is_replicated)
-        kind = "replicated" if is_replicated else "local"
-        print(f"{harm.value} at message {harmed or number} of {numbers}, {kind}", flush=True)
+        harmed, _ = run_script(server, schema, folder / str(number), plan, kind=kind, is_replicated=is_replicated)
+        durability = "replicated" if is_replicated else "local"
+        print(f"{harm.value} at message {harmed or number} of {numbers}, {durability}", flush=True)

@@ -225,7 +225,8 @@ class Client:
     def _no_answer(self, waited_s: float) -> str:
         if self.is_listening:
             answer = f"has not answered as a STOMP broker within {waited_s:g} s: check the port"
-            return f"a program listens there, but {answer}"
+            hint = "or, if the broker waits for PostgreSQL, see its log"
+            return f"a program listens there, but {answer}, {hint}"
         return f"the host has not answered within {waited_s:g} s: check that the broker runs, and host and port"
 
     @property

@@ -239,8 +239,9 @@ class EventLog:
 
     # ---- Rare events ----
 
-    def run_started(self, *, after_clean_stop: bool) -> None:
-        self._add_single_event(EventKind.RUN_STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+    def run_started(self, *, after_clean_stop: bool, epoch: int = 0) -> None:
+        code = REASONS.index("clean" if after_clean_stop else "unclean")
+        self._add_single_event(EventKind.RUN_STARTED, code=code, other=epoch)
 
     def recovered(self, queue: Queue, count: int) -> None:
         if queue.number:

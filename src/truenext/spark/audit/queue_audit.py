@@ -243,7 +243,9 @@ class QueueAudit:
         if message.delivery == 0 and message.priority >= 0:
             self.first_dispatches += 1
             message.delivery = self.first_dispatches
-            message.wait = at - message.visible_at if message.visible_event <= event else 0
+            # The clock of the broker that has taken over may be behind that of the former one.
+            is_later = message.visible_event <= event and at > message.visible_at
+            message.wait = at - message.visible_at if is_later else 0
         if receiver is not None:
             receiver.held += 1
             receiver.unstarted += 1
@@ -727,7 +729,7 @@ class QueueAudit:
         if message.priority >= 0:
             message.end_reason = end_reason
             if message.wait is None and message.state is WAITING and message.visible_event != NEVER:
-                message.wait = at - message.visible_at
+                message.wait = max(at - message.visible_at, 0)
             self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:

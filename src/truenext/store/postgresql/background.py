@@ -8,6 +8,9 @@ append raises it, and a broker that appends nothing stops, too.
 from __future__ import annotations
 
 import logging
+from collections import deque
+from contextlib import suppress
+from math import ceil
 from threading import Event, Thread
 
 import psycopg
@@ -16,13 +19,15 @@ from truenext.clock import monotonic, time_ns
 from truenext.errors import StoreError, StoreFencedError, TruenextError
 from truenext.model.disk_level import DiskLevel
 from truenext.store.disk_space import level_of_limit
-from truenext.store.log import Awaited, Wait
+from truenext.store.log import Awaited, Member, MemberSettings, Role, Wait
 from truenext.store.postgresql import layout, takeover
 from truenext.store.postgresql.compaction import UNCOMPACTED_BYTES, Compactor
 from truenext.store.postgresql.connection import Connection, describe
 from truenext.store.postgresql.kept import read_position
 from truenext.store.postgresql.log_rows import last_row
+from truenext.store.postgresql.member import forget_members, read_members, write_member
 from truenext.store.postgresql.outcome import ErrorKind, kind_of_error
+from truenext.store.postgresql.standing_by import STALE_S
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +46,10 @@ append."""
 class Background:
     """Background work for one broker. `start` starts it; before that, the methods may be called by the opener."""
 
-    def __init__(self, parameters: dict[str, str], schema: str, database_limit: int) -> None:
+    def __init__(self, parameters: dict[str, str], schema: str, database_limit: int, member: MemberSettings) -> None:
         self._parameters = parameters
         self._schema = schema
+        self._member = member
         self._connection: Connection | None = None
         self._compactor: Compactor
         self._has_hint = False
@@ -61,6 +67,15 @@ class Background:
         self.level = DiskLevel.PLENTY
         self.bytes = {"database_used": 0, "database_limit": database_limit}
         self.position = 0
+        self.members: tuple[Member, ...] = ()
+        """All brokers that have described themselves, as of the last check."""
+        self._numbers = deque([0], maxlen=ceil(STALE_S / INTERVAL_S) + 1)
+        """Numbers of the last row, as of the last checks."""
+
+    @property
+    def number_before(self) -> int:
+        """Number of the last row at least STALE_S ago; 0 if it is not known."""
+        return self._numbers[0]
 
     def start(self, epoch: int) -> None:
         """Start the thread, for the active broker of this epoch."""
@@ -76,17 +91,20 @@ class Background:
             self._thread.join()
         self._disconnect()
 
-    def find_active_broker(self) -> str:
-        """Mark this broker as the active one. If another one is marked, return its description instead; else ""."""
-        if self._has_hint and self._connection is not None and not self._connection.broken:
-            return ""
-        connection = self._connected()
-        self._has_hint = takeover.lock_hint(connection, self._schema)
-        return "" if self._has_hint else takeover.describe_active_broker(connection, self._schema)
+    def prepare(self, silence_s: float) -> None:
+        """Mark this broker as the active one, and measure the tables. Meanwhile no row comes, so that the connection
+        counts as lost after a silence of `silence_s` seconds.
 
-    def measure(self) -> None:
-        """Measure the tables, and set `level` and `bytes`. Raises: StoreError if the log is damaged; psycopg.Error"""
-        self._connected()
+        Raises: StoreError if the log is damaged; psycopg.Error
+        """
+        connection = self._connected()
+        connection.silence_s = silence_s
+        self._mark(connection)
+        self._measure()
+        connection.silence_s = SILENCE_S
+
+    def _measure(self) -> None:
+        """Measure the tables, and set `level` and `bytes`."""
         used = self._compactor.used_bytes()
         limit = self.bytes["database_limit"]
         self.level = level_of_limit(limit, used, self.level)
@@ -138,7 +156,7 @@ class Background:
             return
         kind = kind_of_error(error.sqlstate)
         if kind in (ErrorKind.OTHER, ErrorKind.NUMBER_EXISTS, ErrorKind.NO_PARTITION):
-            self._fail(StoreError(f"cannot maintain the log in schema {self._schema!r}: {describe(error)}"))
+            self._fail(StoreError(f"cannot maintain the log in schema {self._schema!r}: {describe_refusal(error)}"))
             return
         if kind is ErrorKind.LOST:
             self._disconnect()
@@ -168,6 +186,7 @@ class Background:
             if last.epoch > self._epoch:
                 raise fenced_error(self._schema, last.epoch, self._epoch)
             layout.attach_partitions(connection, self._schema, last.number + 1)
+            self._numbers.append(last.number)
         if not self._has_hint:
             self._mark(connection)
         self.position = read_position(connection, self._schema).number
@@ -175,12 +194,25 @@ class Background:
             is_free = layout.drop_partitions(connection, self._schema, self.position + 1) is not None
             self._drop_at = monotonic() + (0 if is_free else DROP_PAUSE_S)
         layout.delete_compacted_rows(connection, self._schema, self.bytes["database_limit"] // DELETE_DIVISOR)
-        self.measure()
+        self._measure()
+        if last is not None:
+            # For people only: all else is done if the database has no space for this, or another error comes of it.
+            with suppress(psycopg.errors.DiskFull):
+                write_member(connection, self._schema, self._member, Role.ACTIVE, last.epoch, last.number)
+            forget_members(connection, self._schema, last.number)
+        self.members = read_members(connection, self._schema)
 
     def _mark(self, connection: Connection) -> None:
         # The marked session is that of a broker which this one has fenced.
         takeover.end_active_session(connection, self._schema)
         self._has_hint = takeover.lock_hint(connection, self._schema)
+
+
+def describe_refusal(error: psycopg.Error) -> str:
+    """Return PostgreSQL's text of an error that ends the broker, and what to do if the log is gone."""
+    is_gone = isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName)
+    advice = ": restore the schema from a backup, or make an empty log with `truenext store init`" if is_gone else ""
+    return describe(error) + advice
 
 
 def begin_wait(awaited: Awaited) -> Wait:
@@ -190,5 +222,5 @@ def begin_wait(awaited: Awaited) -> Wait:
 def fenced_error(schema: str, found: int, own: int) -> StoreFencedError:
     return StoreFencedError(
         f"another broker has taken over the log in schema {schema!r} (epoch {found}; this broker's is {own}): messages "
-        "are served by that broker; start this one with --take-over to change that"
+        "are served by that broker; start this one again, so that it stands by"
     )

@@ -22,9 +22,9 @@ from truenext.model.record import (
     sequence_of,
     split_lane_key,
 )
-from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, Changes, decode_changes
+from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, Changes, Takeover, decode_changes, takeover_of
 from truenext.store.check import SalvageSummary
-from truenext.store.checkpoint_format import FORMAT_VERSION, decode_producer, producer_key
+from truenext.store.checkpoint_format import LOG_FORMAT, decode_producer, producer_key
 from truenext.store.log import EMPTY_PAYLOAD, LogPosition, next_digest
 from truenext.store.overlay import Overlay, SegmentIndex, apply_journal
 from truenext.store.postgresql.connection import Connection
@@ -57,7 +57,7 @@ PROGRESS_ROWS = 1000
 
 _SEGMENT = 1
 
-_NAMED_KINDS = {"queue", "paused", "producer", "timer"}
+_NAMED_KINDS = {"queue", "paused", "producer", "timer", "earlier identity"}
 _KINDS = _NAMED_KINDS | {
     "identity",
     "layout",
@@ -67,6 +67,9 @@ _KINDS = _NAMED_KINDS | {
     "clean stop",
     "history",
     "kept bytes",
+    "origin",
+    "active",
+    "stop",
 }
 
 
@@ -207,7 +210,7 @@ class _LogCheck:
                 found_sizes = ", ".join(map(str, sizes))
                 self._report.add_damage("log", f"the parts of row {number} have {found_sizes} bytes, which cannot be")
             found = formats[0]
-            if found is not None and found > FORMAT_VERSION:
+            if found is not None and found > LOG_FORMAT:
                 raise format_error(self._schema, found)
             yield _Row(number, epochs[0], found is not None, digests[0], payloads)
 
@@ -279,8 +282,12 @@ class _RowChain:
         position = self._position
         if position is not None and row.number == position.number and row.digest != position.digest:
             self._report.add_damage("position", f"it has another digest than row {row.number}, where it is")
-        self._check_epoch(row)
+        changes = self._decode(row)
+        self._check_epoch(row, takeover_of(changes))
         self._last = row
+        return changes
+
+    def _decode(self, row: _Row) -> Changes | None:
         try:
             return decode_changes(memoryview(b"".join(row.payloads)))
         except ValueError as error:
@@ -301,10 +308,14 @@ class _RowChain:
         self._damage(f"row {expected} is missing" if expected == last else f"rows {expected} to {last} are missing")
         return None
 
-    def _check_epoch(self, row: _Row) -> None:
-        if row.is_takeover and b"".join(row.payloads) != EMPTY_PAYLOAD:
+    def _check_epoch(self, row: _Row, takeover: Takeover | None) -> None:
+        # The takeovers of an earlier version are empty.
+        if row.is_takeover and takeover is None and b"".join(row.payloads) != EMPTY_PAYLOAD:
             self._damage(f"row {row.number} is that of a takeover, and has changes")
-        if self._last is not None and row.epoch != self._last.epoch + row.is_takeover:
+        if self._last is None:
+            return
+        expected = self._last.epoch + row.is_takeover if takeover is None else takeover.epoch
+        if row.epoch != expected:
             self._damage(f"row {row.number} has epoch {row.epoch}, and the row before it {self._last.epoch}")
 
     def check_end(self) -> None:

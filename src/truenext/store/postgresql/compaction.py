@@ -426,7 +426,11 @@ class _Application:
         if index.clean_stop is not None:
             yield "clean stop", b"", CLEAN if index.clean_stop else UNCLEAN
         if self._effect.next_history is not None:
-            yield "history", b"", HISTORY.pack(*self._effect.next_history)
+            yield "history", b"", HISTORY.pack(*map(max, self._effect.next_history, self._read_next_history()))
+
+    def _read_next_history(self) -> tuple[int, ...]:
+        # A renewal may have raised it above that of all rows before.
+        return HISTORY.unpack(self._execute("SELECT value FROM {fact} WHERE kind = 'history'")[0][0])
 
 
 def cleared_facts(index: SegmentIndex) -> Iterator[tuple[str, bytes]]:

@@ -10,9 +10,10 @@ import os
 import platform
 import re
 from collections.abc import Generator, Sequence
+from itertools import count
 from math import ceil
 from select import POLLIN, POLLOUT, poll
-from typing import Any, Self, TypeVar
+from typing import Any, LiteralString, Self, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -22,6 +23,7 @@ from truenext.clock import monotonic
 from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.model.database import is_database_url
 from truenext.store.postgresql.failed_connection import NoConnectionError, connection_error
+from truenext.store.postgresql.standing_by import Origin
 
 Result = TypeVar("Result")
 
@@ -65,11 +67,27 @@ SELECT set_config(name, value, false)
 FROM unnest(%s::text[], %s::text[]) AS configured (name, value) JOIN pg_settings USING (name)
 WHERE name <> 'client_connection_check_interval' OR version() LIKE '%%linux%%'
 """
-_SET_SYNCHRONOUS_COMMIT = """
+_SET_SYNCHRONOUS_COMMIT: LiteralString = """
 SELECT set_config('synchronous_commit',
     CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false),
     current_setting('transaction_read_only') = 'on', pg_backend_pid()
 """
+# The control file has the timeline only after a checkpoint: a server that was just promoted would name the former one.
+_READ_ORIGIN: LiteralString = """
+SELECT system_identifier, CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+FROM pg_control_system()
+"""
+_BEGIN_SESSION: LiteralString = f"SELECT * FROM ({_SET_SYNCHRONOUS_COMMIT}) AS session, ({_READ_ORIGIN}) AS origin"
+_BEGIN_SESSION_ALONE: LiteralString = f"SELECT *, NULL, NULL FROM ({_SET_SYNCHRONOUS_COMMIT}) AS session"
+
+_UNKNOWN_ORIGIN = (
+    psycopg.errors.InsufficientPrivilege,
+    # Some managed services do without these functions.
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.FeatureNotSupported,
+)
+
+_SESSIONS = count(1)
 
 
 class SilentServerError(psycopg.OperationalError):
@@ -86,6 +104,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """True if the session has the statements of `log_rows.append_row`."""
     is_read_only = False
     """True if the server cannot be written to, such as a standby."""
+    session = 0
+    """Number of this connection among those that the process has opened."""
+    origin: Origin | None = None
+    """System identifier and timeline of the server; None if it is a standby, or the role may not read them."""
     _answer: pq.abc.PGresult | None = None
     """First result of the last prepared statement."""
     is_abandoned = False
@@ -225,7 +247,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 f"{VERSION_MIN} or later"
             )
         self.execute(_CONFIGURE, (list(_SETTINGS), list(_SETTINGS.values())))
-        row = self.execute(_SET_SYNCHRONOUS_COMMIT).fetchone()
+        try:
+            row = self.execute(_BEGIN_SESSION).fetchone()
+        except _UNKNOWN_ORIGIN:
+            row = self.execute(_BEGIN_SESSION_ALONE).fetchone()
         assert row is not None
         if row[2] != self.info.backend_pid:
             raise ConfigurationError(
@@ -233,6 +258,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 "session of its own"
             )
         self.is_read_only = row[1]
+        self.session = next(_SESSIONS)
+        self.origin = None if row[4] is None else Origin(row[3], int(row[4], 16))
 
     @property
     def where(self) -> str:

@@ -16,6 +16,8 @@ from psycopg import pq
 
 TEXT_LENGTH_MAX = 300
 _TARGET_LENGTH_MAX = 140
+_ADVICE = ": start the server, or correct the URL"
+"""Advice for a server that has not answered."""
 
 
 class NoConnectionError(psycopg.OperationalError):
@@ -31,8 +33,10 @@ def connection_error(error: psycopg.Error, parameters: Mapping[str, str]) -> NoC
     findings = list(dict.fromkeys(_findings(str(error), target)))
     reasons = "; ".join(finding.text for finding in findings)
     text = f"cannot connect to PostgreSQL at {target.text}: {reasons}"
-    found = NoConnectionError(_cut(text, TEXT_LENGTH_MAX))
-    found.is_lasting = all(finding.is_lasting for finding in findings)
+    is_lasting = all(finding.is_lasting for finding in findings)
+    advice = "" if is_lasting or "FATAL:" in str(error) else _ADVICE
+    found = NoConnectionError(_cut(text, TEXT_LENGTH_MAX - len(advice)) + advice)
+    found.is_lasting = is_lasting
     return found
 
 
@@ -79,7 +83,7 @@ class _Target:
 
 _ALL_FAILURES = "All failures were:\n"
 _PREFIX = re.compile(
-    r"^(- host: '.*?', port: '.*?', hostaddr: '.*?': )?(connection failed: |connection is bad: )?"
+    r"^(- host: ('.*?'|None), port: ('.*?'|None), hostaddr: ('.*?'|None): )?(connection failed: |connection is bad: )?"
     r"(connection to server (at|on socket) \"[^\"]*\"( \([^)]*\))?(, port \w+)? failed: )?"
     r"(failed to resolve host '[^']*': (\[Errno -?\d+\] )?)?(FATAL:\s+)?"
 )

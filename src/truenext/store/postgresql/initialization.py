@@ -30,7 +30,6 @@ from truenext.store.log import DIGEST_SIZE, EMPTY_PAYLOAD, KeptMessage, LogPosit
 from truenext.store.postgresql.connection import Connection, opening_error, parse_url
 from truenext.store.postgresql.kept import read_facts, read_position, write_snapshot
 from truenext.store.postgresql.layout import (
-    LAYOUT_FACT,
     LAYOUT_VERSION,
     UNFINISHED_LAYOUT,
     attach_partitions,
@@ -38,6 +37,7 @@ from truenext.store.postgresql.layout import (
     create_layout,
     drop_layout,
     has_schema_right,
+    mark_layout,
     read_layout,
     schema_exists,
     statement,
@@ -94,9 +94,9 @@ def initialize(
                 snapshot = _FolderSnapshot(salvage, position)
                 with connection.transaction():
                     _make(connection, schema, snapshot, _higher(next_history, salvage), replaces=is_unfinished)
-                    _mark(connection, schema, UNFINISHED_LAYOUT)
+                    mark_layout(connection, schema, UNFINISHED_LAYOUT)
                 become_copy(data, first_digest)
-        _mark(connection, schema, LAYOUT_VERSION)
+        mark_layout(connection, schema, LAYOUT_VERSION)
 
 
 @contextmanager
@@ -197,12 +197,6 @@ def _make(
     )
 
 
-def _mark(connection: Connection, schema: str, layout: int) -> None:
-    connection.execute(
-        statement(schema, "UPDATE {fact} SET value = %s WHERE kind = 'layout'"), (LAYOUT_FACT.pack(layout),)
-    )
-
-
 class _EmptySnapshot:
     def __init__(self, recovered: Recovered, position: LogPosition) -> None:
         self.recovered = recovered
@@ -255,7 +249,7 @@ def _refuse_damage(data: Path) -> Callable[[Damage], None]:
 
 def _higher(next_history: tuple[int, int], salvage: Salvage) -> tuple[int, int]:
     """Return the lowest run and event that neither the history's own files nor the journal have used."""
-    chunk = salvage.last_history
-    if not chunk:
+    history = salvage.last_history
+    if not history:
         return next_history
-    return max(next_history[0], chunk_position(chunk)[0] + 1), max(next_history[1], next_event(chunk))
+    return max(next_history[0], chunk_position(history)[0] + 1), max(next_history[1], next_event(history))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from inspect import GEN_SUSPENDED, getgeneratorstate
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from psycopg import sql
 
@@ -39,13 +39,27 @@ from truenext.store.postgresql.layout import (
     keep_partitions,
     statement,
 )
+from truenext.store.postgresql.standing_by import Origin
 from truenext.store.salvage.damage import describe_message, find_record_damage
 from truenext.store.store import Recovered
 
 HISTORY = struct.Struct(">QQ")
+ORIGIN = struct.Struct(">QI")
+_ACTIVE = struct.Struct(">I?Q")
 
 PROGRESS_MESSAGES = 1000
 """Number of messages after which a progress is reported."""
+
+
+class ActiveBroker(NamedTuple):
+    """The last active broker, as its takeover has described it."""
+
+    failover_after_ms: int = 0
+    is_replicated: bool = False
+    """True if it has confirmed only what a synchronous standby had, too."""
+    place: str = ""
+    takeover_number: int = 0
+    """Number of the row of its takeover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,11 @@ class Facts:
     kept_bytes: int
     """Bytes that `kept` uses."""
     recovered: Recovered
+    origin: Origin | None
+    """Origin that the last takeover has named; None if none has."""
+    active: ActiveBroker
+    earlier: dict[str, int]
+    """Number of the last row by each earlier identity."""
 
 
 # ---- Reading ----
@@ -72,6 +91,14 @@ def read_position(connection: Connection, schema: str) -> LogPosition:
     if len(rows) != 1:
         raise_damage(schema, f"`position` has {len(rows)} rows instead of 1")
     return LogPosition(*rows[0])
+
+
+def read_identity(connection: Connection, schema: str) -> str:
+    """Return the identity of the log; "" if it is missing. Raises: psycopg.Error"""
+    row = connection.execute(
+        statement(schema, "SELECT value FROM {fact} WHERE kind = 'identity'"), binary=True
+    ).fetchone()
+    return "" if row is None else bytes(row[0]).decode()
 
 
 def read_facts(connection: Connection, schema: str) -> Facts:
@@ -124,6 +151,9 @@ def _decode_facts(kinds: dict[str, dict[bytes, bytes]]) -> Facts:
         next_history=(run, event),
         kept_bytes=NUMBER.unpack(kinds["kept bytes"][b""])[0],
         recovered=recovered,
+        origin=Origin(*ORIGIN.unpack(kinds["origin"][b""])) if "origin" in kinds else None,
+        active=decode_active(kinds.get("active", {}).get(b"")),
+        earlier={name.decode(): NUMBER.unpack(value)[0] for name, value in kinds.get("earlier identity", {}).items()},
     )
 
 
@@ -327,6 +357,30 @@ def _encode_facts(recovered: Recovered, next_history: tuple[int, int]) -> Iterat
 
 def encode_producer_fact(name: str, state: ProducerState) -> tuple[str, bytes, bytes]:
     return "producer", producer_key(name), encode_producer(name, state)
+
+
+def encode_active(active: ActiveBroker) -> bytes:
+    head = _ACTIVE.pack(active.failover_after_ms, active.is_replicated, active.takeover_number)
+    return head + active.place.encode()
+
+
+def decode_active(value: bytes | None) -> ActiveBroker:
+    """Return the broker that a fact `active` describes. None: the log has no such fact."""
+    if value is None:
+        return ActiveBroker()
+    failover_after_ms, is_replicated, number = _ACTIVE.unpack_from(value)
+    return ActiveBroker(failover_after_ms, is_replicated, value[_ACTIVE.size :].decode(), number)
+
+
+def write_fact(connection: Connection, schema: str, kind: str, value: bytes, name: bytes = b"") -> None:
+    """Set one fact. Raises: psycopg.Error"""
+    connection.execute(
+        statement(
+            schema,
+            "INSERT INTO {fact} VALUES (%s, %s, %s) ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value",
+        ),
+        (kind, name, value),
+    )
 
 
 class DamagedLogError(StoreError):

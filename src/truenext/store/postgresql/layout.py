@@ -4,10 +4,12 @@
     kept       key bytea                        ->  generation int, record bytea, mark bytea
     fact       kind text, name bytea            ->  value bytea
     position   (one row)                            number bigint, digest bytea
+    member     name text                        ->  host text, place text, role text, epoch int, number bigint,
+                                                    users text, at timestamptz
 
 `log` has the rows of the log (log.py). A payload of more than PART_BYTES_MAX bytes is in several parts, which are
-numbered from 0. `format` is the checkpoint's FORMAT_VERSION in the row of a takeover, and null in all others. The table
-is partitioned: `log_0` has the numbers 0 to 4095, `log_1` the next 4096, and so on.
+numbered from 0. `format` is LOG_FORMAT (checkpoint_format.py) in the row of a takeover, and null in all others. The
+table is partitioned: `log_0` has the numbers 0 to 4095, `log_1` the next 4096, and so on.
 
 All rows of the log up to the one in `position` add up to `kept`, the messages and contents, and `fact`, all other
 state. A message's `generation` is null if it is persistent. A transient message counts only if its generation is the
@@ -28,6 +30,13 @@ The facts, with numbers in big-endian:
     history                                     ->  u64 next run, u64 next event
     kept bytes                                  ->  u64     in use by `kept`: its records and marks, and KEPT_ROW_BYTES
                                                             for each of its rows
+    origin                                      ->  u64 system identifier, u32 timeline of the last takeover
+    active                                      ->  u32 failover_after_ms, u8 replicated (0 or 1) and place of the last
+                                                            active broker
+    stop                                        ->  u64 last row of a clean stop, name of the heir
+    earlier identity    eight hexadecimal digits->  u64 last row of the log when it had this identity
+
+Each broker describes itself in `member` once a second, for people: no broker decides anything by that.
 
 If you change anything here, increase LAYOUT_VERSION.
 """
@@ -47,7 +56,10 @@ Connection = psycopg.Connection[Any]
 
 LAYOUT_FACT = struct.Struct(">I")
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+
+_LAYOUT_WITHOUT_MEMBERS = 1
+"""Layout that had no table `member`."""
 
 UNFINISHED_LAYOUT = 0
 """Value of the fact `layout` while the log is being made from a folder that is not its copy yet."""
@@ -80,8 +92,31 @@ _COLUMNS = {
     "kept": (("key", "bytea"), ("generation", "integer"), ("record", "bytea"), ("mark", "bytea")),
     "fact": (("kind", "text"), ("name", "bytea"), ("value", "bytea")),
     "position": (("number", "bigint"), ("digest", "bytea")),
+    "member": (
+        ("name", "text"),
+        ("host", "text"),
+        ("place", "text"),
+        ("role", "text"),
+        ("epoch", "integer"),
+        ("number", "bigint"),
+        ("users", "text"),
+        ("at", "timestamp with time zone"),
+    ),
 }
 """Columns of each table, with their types."""
+
+_MEMBER_TABLE: LiteralString = """
+    CREATE TABLE {member} (
+        name text PRIMARY KEY,
+        host text NOT NULL,
+        place text NOT NULL,
+        role text NOT NULL,
+        epoch integer NOT NULL,
+        number bigint NOT NULL,
+        users text NOT NULL,
+        at timestamptz NOT NULL
+    ) WITH (fillfactor = 50)
+    """
 
 # A row of the log is read once or twice, soon after it was written, and its partition is dropped as a whole: neither
 # compression nor autovacuum pays.
@@ -108,12 +143,13 @@ _TABLES: tuple[LiteralString, ...] = (
     "CREATE TABLE {fact} (kind text, name bytea, value bytea NOT NULL, PRIMARY KEY (kind, name))",
     "CREATE TABLE {position} (number bigint NOT NULL, digest bytea NOT NULL)",
     "CREATE UNIQUE INDEX position_is_one_row ON {position} ((true))",
+    _MEMBER_TABLE,
 )
 
 
 def statement(schema: str, text: LiteralString, **names: sql.Composable) -> sql.Composed:
-    """Return a statement in which `{log}`, `{kept}`, `{fact}` and `{position}` are the tables in this schema. `names`
-    has its further placeholders."""
+    """Return a statement in which `{log}`, `{kept}`, `{fact}`, `{position}` and `{member}` are the tables in this
+    schema. `names` has its further placeholders."""
     tables = {name: sql.Identifier(schema, name) for name in _COLUMNS}
     return sql.SQL(text).format(**tables, **names)
 
@@ -138,7 +174,24 @@ def create_layout(connection: Connection, schema: str) -> None:
 
 def drop_layout(connection: Connection, schema: str) -> None:
     """Drop the tables and all that is in them. Raises: psycopg.Error"""
-    connection.execute(statement(schema, "DROP TABLE {log}, {kept}, {fact}, {position}"))
+    connection.execute(statement(schema, "DROP TABLE IF EXISTS {log}, {kept}, {fact}, {position}, {member}"))
+
+
+def upgrade_layout(connection: Connection, schema: str) -> None:
+    """Add what a readable log of an earlier version lacks. Raises: psycopg.Error"""
+    if _read_layout_fact(connection, schema) == LAYOUT_VERSION:
+        return
+    with connection.transaction():
+        connection.execute(statement(schema, "LOCK TABLE {fact} IN SHARE ROW EXCLUSIVE MODE"))
+        if _read_layout_fact(connection, schema) == _LAYOUT_WITHOUT_MEMBERS:
+            connection.execute(statement(schema, _MEMBER_TABLE))
+            mark_layout(connection, schema, LAYOUT_VERSION)
+
+
+def mark_layout(connection: Connection, schema: str, layout: int) -> None:
+    connection.execute(
+        statement(schema, "UPDATE {fact} SET value = %s WHERE kind = 'layout'"), (LAYOUT_FACT.pack(layout),)
+    )
 
 
 # ---- Checks ----
@@ -206,7 +259,7 @@ def check_readable_layout(connection: Connection, schema: str) -> None:
     """
     if absence := _absence(connection, schema):
         raise ConfigurationError(f"{absence}: name the database and the schema of a broker (its --store and --schema)")
-    if _columns_in(connection, schema) != _COLUMNS:
+    if not _has_columns(connection, schema):
         raise ConfigurationError(
             f"schema {schema!r} has tables that are not those of a log of truenext: name another schema"
         )
@@ -217,7 +270,7 @@ def check_readable_layout(connection: Connection, schema: str) -> None:
             f"the log in schema {schema!r} is unfinished, because `truenext store init` was interrupted: repeat that "
             "command"
         )
-    if found != LAYOUT_VERSION:
+    if found not in (LAYOUT_VERSION, _LAYOUT_WITHOUT_MEMBERS):
         raise ConfigurationError(
             f"the log in schema {schema!r} has layout {found}; this truenext reads layout {LAYOUT_VERSION}: use the "
             "version that wrote it, or name another schema"
@@ -246,6 +299,11 @@ def unlogged_tables(connection: Connection, schema: str) -> list[str]:
     return [name for (name,) in rows]
 
 
+def _has_columns(connection: Connection, schema: str) -> bool:
+    found = _columns_in(connection, schema)
+    return {"member": _COLUMNS["member"], **found} == _COLUMNS
+
+
 def _columns_in(connection: Connection, schema: str) -> dict[str, tuple[tuple[str, str], ...]]:
     rows = connection.execute(
         """
@@ -263,10 +321,11 @@ def _columns_in(connection: Connection, schema: str) -> dict[str, tuple[tuple[st
 def _check_readable(connection: Connection, schema: str) -> None:
     if not has_schema_right(connection, schema, "USAGE"):
         raise _missing_rights(connection, [f"USAGE on schema {schema!r}"])
+    found = tables_in(connection, schema)
     missing = [
         f"SELECT on table {name!r}"
         for name in _COLUMNS
-        if not _value(connection, "SELECT has_table_privilege(%s, 'SELECT')", f"{schema}.{name}")
+        if name in found and not _value(connection, "SELECT has_table_privilege(%s, 'SELECT')", f"{schema}.{name}")
     ]
     if missing:
         raise _missing_rights(connection, missing)
@@ -284,7 +343,7 @@ def read_layout(connection: Connection, schema: str) -> int | None:
 
     Raises: ConfigurationError if the role may not read them
     """
-    if _columns_in(connection, schema) != _COLUMNS:
+    if not _has_columns(connection, schema):
         return None
     _check_readable(connection, schema)
     return _read_layout_fact(connection, schema)

@@ -1,6 +1,7 @@
 """PostgresqlLog: the log of a store in PostgreSQL.
 
     append      one statement: inserts row N if row N - 1 has the epoch and the digest that this broker knows
+    look        one statement, each 0.2 s while the broker stands by (lookout.py, standing_by.py)
     takeover    one transaction under a lock: reads the last row, and inserts a row with the next epoch (takeover.py)
 
 An append whose answer is lost is repeated under the same number, on a new connection, until the patience ends. The rows
@@ -18,19 +19,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 import psycopg
 
-from truenext.clock import monotonic
-from truenext.errors import ConfigurationError, StoreError, StoreForgottenError
+from truenext.clock import boottime, monotonic
+from truenext.errors import ConfigurationError, StoreBehindError, StoreError
 from truenext.model.disk_level import DiskLevel
-from truenext.store.checkpoint_format import FORMAT_VERSION
-from truenext.store.log import Awaited, LogPosition, LogStatus, Relation, Snapshot, Wait
-from truenext.store.postgresql import kept, layout, log_rows, takeover
-from truenext.store.postgresql.background import Background, begin_wait, fenced_error
+from truenext.store.changes import RareChanges
+from truenext.store.checkpoint_format import LOG_FORMAT, NUMBER
+from truenext.store.log import (
+    Awaited,
+    Frames,
+    LogPosition,
+    LogStatus,
+    MemberSettings,
+    Relation,
+    Role,
+    Snapshot,
+    Wait,
+)
+from truenext.store.postgresql import kept, layout, log_rows, repair, takeover
+from truenext.store.postgresql.background import Background, begin_wait, describe_refusal, fenced_error
 from truenext.store.postgresql.connection import (
     CONNECT_TIMEOUT_S,
     SILENCE_S,
@@ -40,8 +53,19 @@ from truenext.store.postgresql.connection import (
     opening_error,
     parse_url,
 )
-from truenext.store.postgresql.log_rows import NewRow
-from truenext.store.postgresql.outcome import ErrorKind, Finding, Row, RowChain, find, kind_of_error, relate
+from truenext.store.postgresql.forgotten import (
+    End,
+    Fault,
+    choose_heir,
+    former_primary_fault,
+    origin_fault,
+    went_other_way,
+)
+from truenext.store.postgresql.known_origin import read_origin, write_origin
+from truenext.store.postgresql.lookout import Lookout
+from truenext.store.postgresql.member import place_of, read_members, write_member
+from truenext.store.postgresql.outcome import ErrorKind, Finding, NewRow, Row, RowChain, find, kind_of_error, relate
+from truenext.store.postgresql.standing_by import STALE_S, Decision, Origin, silent_from
 from truenext.store.store import Pending, Progress
 
 logger = logging.getLogger(__name__)
@@ -53,11 +77,15 @@ SNAPSHOT_SILENCE_S = 60.0
 SLOWEST_DISK = 4 * 1024 * 1024
 """Bytes a second that PostgreSQL writes at least. It is silent while it writes: without this allowance, a large row
 would be begun again and again on a slow disk."""
-HINT_PATIENCE_S = 2.0
-"""Time for which an opener waits until the session of a broker that has died is gone."""
+NAME_PATIENCE_S = 1.5 * STALE_S
+"""Time for which an opener waits until a broker with its member name has died."""
+HAND_OVER_PATIENCE_S = 2.0
 SLOW_S = 0.1
 """Duration of an append after which the append is checked again. Meanwhile this process may have been stopped, and
 another broker may have taken over; or the names of the synchronous standbys may have been removed."""
+
+DESCRIPTION_INTERVAL_S = 1.0
+"""Interval at which a broker that stands by describes itself in the log."""
 
 _PAUSE_MIN_S = 0.05
 _PAUSE_MAX_S = 1.0
@@ -73,15 +101,17 @@ class PostgresqlLog:
         is_replicated: bool,
         database_limit: int,
         patience_s: float,
+        member: MemberSettings,
     ) -> None:
         """Connect to the log in `schema` of the database at `url`, `postgresql://...` without a password.
 
-        With `take_over` this broker becomes active even if another one is. With `is_replicated` a row is durable only
-        when a synchronous standby has it, too. The schema may have `database_limit` bytes, from which `disk_level`
-        follows. Reading and appending wait up to `patience_s` seconds for a database that is not available.
+        With `take_over` this broker, which is `member`, becomes active at once, also if another one is. With
+        `is_replicated` a row is durable only when a synchronous standby has it, too. The schema may have
+        `database_limit` bytes, from which `disk_level` follows. Reading and appending wait up to `patience_s` seconds
+        for a database that is not available.
 
-        Raises: ConfigurationError if an option or the database must be changed, or another broker is active; StoreError
-        if the database cannot be reached
+        Raises: ConfigurationError if an option or the database must be changed, or another broker has this member
+        name; StoreError if the database cannot be reached
         """
         self._parameters = parse_url(url)
         layout.check_schema_name(schema)
@@ -89,12 +119,30 @@ class PostgresqlLog:
         self._may_take_over = take_over
         self._is_replicated = is_replicated
         self._patience_s = patience_s
+        self._member = member
+        self._lookout = Lookout(schema, member)
+        self._has_stood_by = False
+        self._warned_users: str | None = None
+        """Users file of another broker of which this one has warned."""
+        self._described_at = 0.0
+        self._origin: Origin | None = None
+        """Origin that is named in the log."""
+        self._known: Origin | None = None
+        """Newest origin that the folder has followed."""
+        self._compared: Row | None = None
+        """Last row of the log that was compared with the folder, which is ahead."""
+        self._was_replicated = False
+        """As `is_replicated`, but of the broker that has named it."""
+        self.silent_from = inf
+        self.frames: Frames
         self._connection: Connection | None = None
-        self._background = Background(self._parameters, schema, database_limit)
+        self._background = Background(self._parameters, schema, database_limit, member)
         self._is_database_full = False
         self._epoch = 0
         self._begun: _BegunAppend | None = None
         """Append that was begun, and whose answer `append` must read."""
+        self._uncertain: list[NewRow] = []
+        """Rows behind the last one that is certain. The folder gets their frames only with those of a certain row."""
         self._is_active = False
         self._is_stopping = False
         self._last_number = 0
@@ -113,31 +161,56 @@ class PostgresqlLog:
             self._connection = connection = Connection.open(self._parameters)
             _check_server(connection, is_replicated=self._is_replicated)
             layout.check_layout(connection, self._schema)
+            layout.upgrade_layout(connection, self._schema)
             facts = kept.read_facts(connection, self._schema)
             self._background.position = kept.read_position(connection, self._schema).number
             last = log_rows.last_row(connection, self._schema)
             if last is None:
                 raise takeover.empty_log_error(self._schema)
-            self._mark_as_active()
-            self._background.measure()
+            self._origin, self._was_replicated = facts.origin, facts.active.is_replicated
+            self._check_is_no_copy(connection)
+            if connection.origin is None:
+                logger.warning(
+                    "PostgreSQL does not tell its system identifier and timeline: neither a copied database nor lost "
+                    "rows that no folder has are noticed",
+                    extra={"schema": self._schema},
+                )
         except psycopg.Error as error:
             raise opening_error(error, "cannot open the log in PostgreSQL") from error
         self.identity = facts.recovered.identity
+        self._known = read_origin(self._member.folder, self.identity)
+        self.earlier_identities: Mapping[str, int] = facts.earlier
         self._server = connection.where
         self._epoch, self._last_number = last.epoch, last.number
 
-    def _mark_as_active(self) -> None:
-        """Raises: ConfigurationError if another broker is active, and this one may not take over"""
-        deadline = monotonic() + HINT_PATIENCE_S
-        while active := self._background.find_active_broker():
-            if self._may_take_over:
-                return
-            if monotonic() >= deadline:
+    def _check_is_no_copy(self, connection: Connection) -> None:
+        """Raises: ConfigurationError if the database is a copy of the one that the last takeover has named"""
+        now, named = connection.origin, self._origin
+        if now is not None and named is not None and now.system != named.system:
+            raise ConfigurationError(
+                f"the database at {connection.where} is a copy: its system identifier is {now.system}, and the log in "
+                f"schema {self._schema!r} was written in {named.system}; name the original in --store, or make the "
+                f"copy a log of its own: `truenext store adopt URL --schema {self._schema}`"
+            )
+
+    def _claim_name(self, connection: Connection) -> None:
+        """Raises: ConfigurationError if another broker has this member name; psycopg.Error"""
+        deadline = boottime() + NAME_PATIENCE_S
+        while not self._describe_itself(connection, Role.STANDING_BY, self._epoch, 0):
+            if boottime() >= deadline:
                 raise ConfigurationError(
-                    f"another broker is active on the log in schema {self._schema!r}: {active}; stop that broker, or "
-                    "take over with --take-over"
+                    f"another broker has the member name {self._member.name!r} on the log in schema {self._schema!r}: "
+                    "give this one another name (--member)"
                 )
             time.sleep(_PAUSE_MIN_S)
+
+    def _describe_itself(self, connection: Connection, role: Role, epoch: int, number: int) -> bool:
+        """Return False if another broker has this member name."""
+        self._described_at = boottime()
+        # No broker waits until the database has space for this.
+        with suppress(psycopg.errors.DiskFull):
+            return write_member(connection, self._schema, self._member, role, epoch, number)
+        return True
 
     # ---- Reading ----
 
@@ -146,7 +219,7 @@ class PostgresqlLog:
         # Not as of the opening: until it is taken over, another broker may go on, and compact its rows.
         return self._call(lambda connection: kept.read_facts(connection, self._schema)).next_history
 
-    def relation(self, position: LogPosition) -> Relation:
+    def relation(self, position: LogPosition, frames: Frames | None = None) -> Relation:
         found = self._call(lambda connection: log_rows.read_relation(connection, self._schema, position.number))
         if found is None:
             raise takeover.empty_log_error(self._schema)
@@ -154,6 +227,12 @@ class PostgresqlLog:
         relation = relate(position, digest, compacted, last)
         if relation is None:
             raise kept.DamagedLogError(self._schema, f"row {position.number} is missing or changed")
+        if relation is Relation.AHEAD and frames is not None:
+            row = self._call(lambda connection: log_rows.last_row(connection, self._schema))
+            if row is not None and _went_other_way(row, position, frames):
+                relation = Relation.OTHER_WAY
+        if relation is Relation.OTHER_WAY:
+            self._call(partial(self._check_is_no_former_primary, last=last))
         return relation
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
@@ -182,7 +261,7 @@ class PostgresqlLog:
 
     def _checked(self, chain: RowChain, piece: list[tuple[int, int, int | None, bytes, bytes]]) -> Iterator[bytes]:
         for number, part, format_version, digest, payload in piece:
-            if format_version is not None and format_version > FORMAT_VERSION:
+            if format_version is not None and format_version > LOG_FORMAT:
                 raise takeover.format_error(self._schema, format_version)
             try:
                 whole = chain.add(number, part, digest, payload)
@@ -194,58 +273,203 @@ class PostgresqlLog:
     def _missing(self, chain: RowChain, problem: str) -> StoreError:
         """Return the error for the row after the chain, which the log does not have."""
         number = chain.last.number + 1
+        if self.relation(chain.last) is Relation.OTHER_WAY:
+            return self._behind("this broker's folder went another way")
         position = self._call(lambda connection: kept.read_position(connection, self._schema)).number
         if position < number:
             return kept.DamagedLogError(self._schema, problem)
-        return StoreError(
-            f"another broker has compacted the log in schema {self._schema!r} up to row {position} meanwhile, and this "
-            f"broker's folder lacks the rows from {number} on: start this broker again; if that does not help, stop "
-            "the other broker before"
-        )
+        return self._behind(f"the rows from {number} on, which this broker's folder lacks, are compacted")
+
+    def _behind(self, problem: str) -> StoreBehindError:
+        return StoreBehindError(f"the folder cannot follow the log in schema {self._schema!r}: {problem}")
 
     # ---- Writing ----
 
-    def take_over(self) -> None:
-        self._call(lambda _: self._mark_as_active())
-        # A takeover whose answer was lost is repeated with yet another epoch: a row with the first epoch may be that of
-        # another broker.
-        while not self._call(self._take_over, TAKEOVER_SILENCE_S):
-            pass
-        self._is_active = True
-        logger.info("took over the log", extra={"schema": self._schema, "epoch": self._epoch})
+    def stands_by(self, position: LogPosition) -> bool:
+        if not self._described_at:
+            # Not at the opening: until the folder is locked, the broker that uses it may describe itself there.
+            self._call(self._claim_name)
+        self._lookout.wait()
+        decision = self._call(partial(self._look, position=position))
+        if decision is Decision.END_AND_TAKE_OVER:
+            self._call(lambda connection: takeover.end_active_session(connection, self._schema))
+        return decision is Decision.WAIT
 
-    def _take_over(self, connection: Connection) -> bool:
-        """Take over. Return whether the standby has the row for certain, too, if there must be one."""
-        connection.has_warned = False
+    def _look(self, connection: Connection, position: LogPosition) -> Decision:
+        """Look at the log, and return what to do. Raises: StoreBehindError if the folder went another way"""
+        last = self._lookout.look(connection).last
+        self._epoch, self._last_number, self._origin = last.epoch, last.number, self._lookout.origin
+        self._was_replicated = self._lookout.active.is_replicated
+        self._check_identity(self._lookout.identity)
+        self._know(self._origin)
+        self._compare(connection, position, last)
+        needs_repair = position.number > last.number or self._origin_fault(connection, last) is not None
+        if self._may_take_over and not needs_repair:
+            return Decision.TAKE_OVER
+        decision = self._lookout.decide(needs_repair=needs_repair)
+        if decision is Decision.WAIT and not self._has_stood_by:
+            self._has_stood_by = True
+            active = self._lookout.active.place
+            logger.info("standing by", extra={"schema": self._schema, "active": active})
+            self._member.on_standing_by(active.partition("@")[0])
+        if decision is Decision.WAIT and boottime() >= self._described_at + DESCRIPTION_INTERVAL_S:
+            self._describe_itself(connection, Role.STANDING_BY, last.epoch, position.number)
+            self._compare_users(connection, last.epoch)
+        return decision
+
+    def _know(self, origin: Origin | None) -> None:
+        """Note the origin that is named in the log, unless the folder has followed a newer one."""
+        known = self._known
+        if origin is None or (known is not None and known.system == origin.system and known >= origin):
+            return
+        self._known = origin
+        write_origin(self._member.folder, self.identity, origin)
+
+    def _compare(self, connection: Connection, position: LogPosition, last: Row) -> None:
+        """Compare the folder with the last row of the log. Raises: StoreBehindError if the folder went another way"""
+        if position.number < last.number or last == self._compared:
+            return
+        self._compared = last
+        is_other = position.digest != last.digest
+        if position.number > last.number:
+            is_other = _went_other_way(last, position, self.frames)
+            logger.warning(
+                "this broker's folder has rows that the database has not",
+                extra={"schema": self._schema, "first": last.number + 1, "last": position.number},
+            )
+        # The folder knows better than a former primary, which `take_over` refuses.
+        if is_other and former_primary_fault(self._known, connection.origin, last.number) is None:
+            raise self._behind("this broker's folder went another way")
+
+    def _check_is_no_former_primary(self, connection: Connection, last: int) -> None:
+        """Raises: StoreForgottenError if the folder has followed a later timeline"""
+        fault = former_primary_fault(self._known, connection.origin, last)
+        if fault is not None:
+            raise repair.forgotten_error(self._schema, fault, read_members(connection, self._schema))
+
+    def _check_identity(self, found: str) -> None:
+        """Raises: StoreBehindError if the log has got another identity than the folder"""
+        if found != self.identity:
+            raise self._behind("the log has got another identity")
+
+    def _compare_users(self, connection: Connection, epoch: int) -> None:
+        """Log a warning if the active broker has another users file, once for each."""
+        for each in read_members(connection, self._schema):
+            is_active = (each.role, each.epoch) == (Role.ACTIVE, epoch)
+            if is_active and each.users not in (self._member.users, self._warned_users):
+                self._warned_users = each.users
+                logger.warning(
+                    "the active broker has another users file: clients may be refused once this one takes over",
+                    extra={"active": each.name},
+                )
+
+    def _origin_fault(self, connection: Connection, last: Row) -> Fault | None:
+        return former_primary_fault(self._known, connection.origin, last.number) or origin_fault(
+            self._origin, connection.origin, last, is_replicated=self._was_replicated
+        )
+
+    def take_over(self, position: LogPosition) -> bool:
+        own: list[Row] = []
+        is_certain = False
+        # A takeover whose answer was lost, or which may be missing on the standby, is repeated with yet another epoch.
+        while not is_certain:
+            began = boottime()
+            row, is_certain = self._call(
+                partial(self._try_to_take_over, position=position, own=own),
+                takeover.REPAIR_SILENCE_S if position.number > self._last_number else TAKEOVER_SILENCE_S,
+            )
+            if row is None:
+                return False
+        self._is_active = True
+        self._call(partial(self._describe_itself, role=Role.ACTIVE, epoch=self._epoch, number=self._last_number))
+        self._call(lambda _: self._background.prepare(TAKEOVER_SILENCE_S))
+        self.silent_from = silent_from(began, self._member.failover_after_s)
+        logger.info("took over the log", extra={"schema": self._schema, "epoch": self._epoch})
+        return True
+
+    def _try_to_take_over(
+        self, connection: Connection, position: LogPosition, own: list[Row]
+    ) -> tuple[Row | None, bool]:
+        """Do what `_take_over` does. Return no row, too, if another session keeps the lock: it may be a repair, and the
+        log has another last row then."""
         try:
-            row = takeover.insert_takeover(connection, self._schema, is_replicated=self._is_replicated)
+            return self._take_over(connection, position=position, own=own)
         except psycopg.errors.LockNotAvailable:
-            takeover.end_sessions_in_the_way(connection, self._schema)
-            raise
-        self._epoch, self._last_number = row.epoch, row.number
-        return not (self._is_replicated and connection.has_warned)
+            if own:
+                raise
+            return None, True
+
+    def _take_over(self, connection: Connection, position: LogPosition, own: list[Row]) -> tuple[Row | None, bool]:
+        """Take over behind the row of the last look or a row of `own`, the rows of earlier attempts, and add the row
+        of the takeover to these.
+
+        Return this row, None if the log has another last row; and whether the standby has it for certain, too, if
+        there must be one.
+        """
+        repair.attach_missing(connection, self._schema, position)
+        connection.has_warned = False
+        with takeover.locked(connection, self._schema) as last:
+            self._check_identity(kept.read_identity(connection, self._schema))
+            if last not in own and not self._was_seen(connection, last, position):
+                return None, True
+            self._check_is_no_former_primary(connection, last.number)
+            end = repair.put_back(connection, self._schema, last, position, self.frames)
+            fault = self._origin_fault(connection, end)
+            if fault is None:
+                row = self._insert_takeover(connection, end)
+                # Before the commit, whose answer may be lost.
+                own.append(row)
+        if fault is not None:
+            # Behind the commit: `accept-loss` must not lose the rows that were put back.
+            raise repair.forgotten_error(self._schema, fault, read_members(connection, self._schema))
+        self._epoch, self._last_number, self._origin = row.epoch, row.number, connection.origin or self._origin
+        self._know(self._origin)
+        return row, not (self._is_replicated and connection.has_warned)
+
+    def _was_seen(self, connection: Connection, last: Row, position: LogPosition) -> bool:
+        """Return whether the broker may take over behind the row `last`."""
+        if self._may_take_over and position.number <= last.number:
+            return True
+        # With another connection, it may be another server, or a backup in which that row is the last one again.
+        return (last, connection.session) == (self._lookout.last_look.last, self._lookout.last_look.session)
+
+    def _insert_takeover(self, connection: Connection, last: Row) -> Row:
+        row, names_standbys = takeover.insert_takeover(connection, self._schema, last, RareChanges(), self._member.name)
+        self._check_standbys(names_standbys)
+        failover_after_ms = round(self._member.failover_after_s * 1000)
+        active = kept.ActiveBroker(failover_after_ms, self._is_replicated, place_of(self._member), row.number)
+        kept.write_fact(connection, self._schema, "active", kept.encode_active(active))
+        return row
 
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
         if not self._is_active:
             raise StoreError("the log cannot be written before it was taken over")
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         assert self._begun is None or self._begun.new == new
-        started = monotonic() if self._begun is None else self._begun.started
-        is_certain = self._call(partial(self._append, new=new), SILENCE_S + len(new.payload) / SLOWEST_DISK)
-        while monotonic() - started > SLOW_S:
-            started = monotonic()
-            self._call(partial(self._check_appended, new=new))
+        began = started = boottime() if self._begun is None else self._begun.began
+        silence_s = SILENCE_S + len(new.payload) / SLOWEST_DISK
+        is_certain = self._call(partial(self._append, new=new), silence_s)
+        while boottime() - started > SLOW_S:
+            started = boottime()
+            if not self._call(partial(self._is_appended, new=new)):
+                is_certain = self._call(partial(self._append, new=new), silence_s)
         self._last_number = number
-        return is_certain or not self._is_replicated
+        is_durable = is_certain or not self._is_replicated
+        if is_durable:
+            self._uncertain = []
+            self.silent_from = silent_from(began, self._member.failover_after_s)
+        else:
+            self._uncertain.append(new)
+        return is_durable
 
     def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> Pending | None:
         connection = self._connection
         if connection is None or connection.closed or not connection.has_prepared_append:
             return None
-        if self._background.failure is not None:
+        if self._background.failure is not None or connection.origin not in (None, self._origin):
             return None
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
-        if not new.has_one_part:
+        if not log_rows.has_one_part(new):
             return None
         self._begun = begun = _BegunAppend(self, connection, new)
         connection.has_warned = False
@@ -266,10 +490,11 @@ class PostgresqlLog:
         except psycopg.Error:
             return Progress.IN_DOUBT
         is_certain = names_standbys is not None and (names_standbys or not self._is_replicated)
-        if connection.has_warned or not is_certain or monotonic() - begun.started > SLOW_S:
+        if connection.has_warned or not is_certain or boottime() - begun.began > SLOW_S:
             return Progress.IN_DOUBT
         self._begun = None
         self._last_number = new.number
+        self.silent_from = silent_from(begun.began, self._member.failover_after_s)
         return Progress.APPLIED
 
     def _append(self, connection: Connection, new: NewRow) -> bool:
@@ -285,9 +510,11 @@ class PostgresqlLog:
             names_standbys = None
         if names_standbys is None:
             # Right only if the row is there from an earlier attempt.
-            self._check_appended(connection, new)
-            return False
+            return False if self._is_appended(connection, new) else self._append(connection, new)
         self._check_standbys(names_standbys)
+        if connection.origin not in (None, self._origin):
+            # The row before is there, too.
+            self._name_origin(connection)
         return not connection.has_warned
 
     def _prepare_append(self, connection: Connection) -> None:
@@ -299,29 +526,57 @@ class PostgresqlLog:
             log_rows.prepare_append(connection, self._schema)
         connection.has_warned = False
 
-    def _check_appended(self, connection: Connection, new: NewRow) -> None:
-        """Check that the row is there, and that no broker has taken over since."""
+    def _name_origin(self, connection: Connection) -> None:
+        assert connection.origin is not None, "it was compared"
+        kept.write_fact(connection, self._schema, "origin", kept.ORIGIN.pack(*connection.origin))
+        self._origin = connection.origin
+        self._know(self._origin)
+
+    def _is_appended(self, connection: Connection, new: NewRow) -> bool:
+        """Check that the row is there, and that no broker has taken over since. Return False if the database had
+        forgotten rows: those before the row are there again, and the row must be appended again."""
         rows, names_standbys = log_rows.rows_near(connection, self._schema, new.number)
         found = find(new.row, new.before, rows)
-        last = max(rows, default=None)
-        if found is Finding.FENCED and last is not None:
-            raise fenced_error(self._schema, last.epoch, new.epoch)
-        if found is not Finding.APPENDED:
-            raise self._forgotten(new, last)
+        if found is Finding.FENCED:
+            raise fenced_error(self._schema, max(rows).epoch, new.epoch)
+        if found is Finding.FORGOTTEN:
+            self._repair(connection, new)
         self._check_standbys(names_standbys)
+        return found is Finding.APPENDED
+
+    def _repair(self, connection: Connection, new: NewRow) -> None:
+        """Put back all rows before `new`, which this broker appends."""
+        self._check_is_no_former_primary(connection, new.number - 2)
+        position = LogPosition(new.number - 1, new.before)
+        connection.silence_s = takeover.REPAIR_SILENCE_S
+        repair.attach_missing(connection, self._schema, position)
+        with takeover.locked(connection, self._schema) as last:
+            if last.epoch > new.epoch:
+                raise fenced_error(self._schema, last.epoch, new.epoch)
+            end = repair.put_back(connection, self._schema, last, position, self.frames, self._uncertain)
+            if end != Row(new.number - 1, new.epoch, new.before):
+                fault = Fault(position.number, position.number, "another broker has gone on without them")
+                raise repair.forgotten_error(self._schema, fault, ())
 
     def _check_standbys(self, are_named: bool) -> None:
         if self._is_replicated and not are_named:
             raise StoreError(takeover.NO_STANDBYS)
 
-    def _forgotten(self, new: NewRow, last: Row | None) -> StoreForgottenError:
-        there = "none" if last is None else f"row {last.number} of epoch {last.epoch}"
-        return StoreForgottenError(
-            f"the database at {self._server} has lost rows of the log in schema {self._schema!r} that it had "
-            f"confirmed: its last row is {there}, this broker's last confirmed row is {new.number - 1} of epoch "
-            f"{new.epoch}; is this a former primary? Then name the present one in --store; otherwise restore the "
-            "database that has that row"
-        )
+    def choose_heir(self, to: str | None) -> str:
+        numbers = self._background.number_before, self._last_number
+        return choose_heir(self._background.members, to, self._member.name, numbers)
+
+    def hand_over(self, heir: str) -> None:
+        self._background.close()
+        # Without the hint, another broker waits longer. Meanwhile, clients of this one wait.
+        self._patience_s = min(self._patience_s, HAND_OVER_PATIENCE_S)
+        self._call(partial(self._hand_over, heir=heir))
+
+    def _hand_over(self, connection: Connection, heir: str) -> None:
+        with connection.transaction():
+            stop = NUMBER.pack(self._last_number) + heir.encode()
+            kept.write_fact(connection, self._schema, "stop", stop)
+            write_member(connection, self._schema, self._member, Role.STOPPED, self._epoch, self._last_number)
 
     # ---- Connections ----
 
@@ -363,6 +618,7 @@ class PostgresqlLog:
                 resources.callback(connection.close)
                 # It may be another server than before.
                 _check_server(connection, is_replicated=self._is_replicated)
+                self._check_is_no_copy(connection)
                 resources.pop_all()
                 return connection
         except ConfigurationError as error:
@@ -377,7 +633,7 @@ class PostgresqlLog:
             self._attach(attempts)
             return
         if kind in (ErrorKind.OTHER, ErrorKind.NUMBER_EXISTS, ErrorKind.NO_PARTITION):
-            raise StoreError(f"PostgreSQL refuses to write to the log: {describe(error)}") from error
+            raise StoreError(f"PostgreSQL refuses to write to the log: {describe_refusal(error)}") from error
         if kind is ErrorKind.LOST and self._connection is not None:
             self._connection.close()
         if isinstance(error, SilentServerError) and self._waits_for_standby(attempts):
@@ -400,7 +656,9 @@ class PostgresqlLog:
     def _note(self, kind: ErrorKind, error: psycopg.Error, attempts: _Attempts) -> None:
         if kind not in attempts.kinds:
             reason = {} if kind is ErrorKind.STANDBY else {"reason": describe(error)}
-            logger.warning(_WARNINGS[kind], extra={"schema": self._schema, "server": self._server} | reason)
+            cannot_follow = kind is ErrorKind.LOST and not self._is_active
+            text = _CANNOT_FOLLOW if cannot_follow else _WARNINGS[kind]
+            logger.warning(text, extra={"schema": self._schema, "server": self._server} | reason)
         attempts.note(kind)
         awaited = _AWAITED.get(attempts.cause, Awaited.DATABASE)
         self._wait = self._wait._replace(awaited=awaited) if self._wait else begin_wait(awaited)
@@ -455,6 +713,7 @@ class PostgresqlLog:
             number=self._last_number,
             position=self._background.position,
             is_replicated=self._is_replicated,
+            members=self._background.members,
         )
 
     def close(self) -> None:
@@ -463,6 +722,7 @@ class PostgresqlLog:
             self._connection.close()
 
 
+_CANNOT_FOLLOW = "connection to PostgreSQL lost: cannot follow the log until it is back"
 _WARNINGS = {
     ErrorKind.LOST: "connection to PostgreSQL lost: nothing is confirmed until it is back",
     ErrorKind.STANDBY: "the synchronous standby does not confirm: nothing is confirmed until it does",
@@ -474,11 +734,17 @@ _WARNINGS = {
 _AWAITED = {ErrorKind.STANDBY: Awaited.STANDBY, ErrorKind.DISK_FULL: Awaited.SPACE}
 
 
+def _went_other_way(last: Row, position: LogPosition, frames: Frames) -> bool:
+    end = End(last, position, frames.oldest_frame)
+    # A generator: nothing is read if the folder no longer has the rows.
+    return went_other_way(end, frames.frames_after(last.number))
+
+
 class _BegunAppend:
     def __init__(self, log: PostgresqlLog, connection: Connection, new: NewRow) -> None:
         self.connection = connection
         self.new = new
-        self.started = monotonic()
+        self.began = boottime()
         self.socket = connection.pgconn.socket
         self._log = log
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import LiteralString, NamedTuple
+from typing import LiteralString
 
 from psycopg import pq
 
 from truenext.store.log import LogPosition
 from truenext.store.postgresql.connection import Connection
 from truenext.store.postgresql.layout import PART_BYTES_MAX, statement
-from truenext.store.postgresql.outcome import Row
+from truenext.store.postgresql.outcome import NewRow, Row
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Number of payload bytes that are read at once; one more row may exceed it."""
@@ -30,23 +30,8 @@ RETURNING current_setting('synchronous_standby_names') <> ''
 _APPEND_PART_STATEMENT = "INSERT INTO {log} (number, part, epoch, digest, payload) VALUES ($1, $2, $3, $4, $5)"
 
 
-class NewRow(NamedTuple):
-    """Row that is to be appended."""
-
-    number: int
-    epoch: int
-    digest: bytes
-    before: bytes
-    """Digest of the row before."""
-    payload: bytes
-
-    @property
-    def has_one_part(self) -> bool:
-        return len(self.payload) <= PART_BYTES_MAX
-
-    @property
-    def row(self) -> Row:
-        return Row(self.number, self.epoch, self.digest)
+def has_one_part(new: NewRow) -> bool:
+    return len(new.payload) <= PART_BYTES_MAX
 
 
 def prepare_append(connection: Connection, schema: str) -> None:
@@ -68,7 +53,7 @@ def append_row(connection: Connection, new: NewRow) -> bool | None:
 
     Return whether PostgreSQL names synchronous standbys; None if no row was appended. Raises: psycopg.Error
     """
-    return _append_first(connection, new, new.payload) if new.has_one_part else _append_parts(connection, new)
+    return _append_first(connection, new, new.payload) if has_one_part(new) else _append_parts(connection, new)
 
 
 def begin_append(connection: Connection, new: NewRow) -> None:

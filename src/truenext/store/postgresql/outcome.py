@@ -78,6 +78,21 @@ class Row(NamedTuple):
     digest: bytes
 
 
+class NewRow(NamedTuple):
+    """Row that is to be appended."""
+
+    number: int
+    epoch: int
+    digest: bytes
+    before: bytes
+    """Digest of the row before."""
+    payload: bytes
+
+    @property
+    def row(self) -> Row:
+        return Row(self.number, self.epoch, self.digest)
+
+
 class Finding(Enum):
     """State of the log, as seen by a broker that appends a row."""
 

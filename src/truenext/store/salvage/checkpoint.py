@@ -23,6 +23,7 @@ from truenext.store.checkpoint_format import (
     GENERATION,
     META_KEYS,
     NUMBER,
+    OLD_COPY_FORMAT,
     PERSISTENT_TABLES,
     POSITION_KEYS,
     SALT,
@@ -124,9 +125,9 @@ class SalvagedCheckpoint:
                     values[name] = database_values | values[name]
         meta = values[b"meta"]
         version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
-        if version not in (FORMAT_VERSION, COPY_FORMAT):
+        if version not in (FORMAT_VERSION, COPY_FORMAT, OLD_COPY_FORMAT):
             raise format_error(self._data, version, FORMAT_VERSION)
-        self.is_copy = version == COPY_FORMAT
+        self.is_copy = version != FORMAT_VERSION
         """True if the folder is a copy of a log."""
         for name in META_KEYS:
             if name not in meta:

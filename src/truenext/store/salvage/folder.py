@@ -91,7 +91,7 @@ class Salvage:
         self.highest_sequence = 0
         """Highest sequence among the messages read so far."""
         self.last_history = b""
-        """Last history chunk in the journal; empty if it has none."""
+        """History of the last batch in the journal that has one; empty if none has."""
         self.unnamed_queues: set[int] = set()
         """Numbers of queues that have messages, and whose names are lost."""
         with ExitStack() as files:
