@@ -19,7 +19,7 @@ from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused,
 from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 60.0
-PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+PREFETCHES = one_of("prefetch", [0, 1, 10, None], ["prefetch 0", "prefetch 1", "prefetch 10", "default prefetch"])
 
 
 def caused(error: Exception, cause: BaseException) -> Exception:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from truenext import testing
 from truenext.client.tasks.connection import Connection, Consumer, Message, Session, Transaction, connect
@@ -127,7 +128,7 @@ async def texts(receive: Callable[[float], Awaitable[Message | None]], count: in
     return got
 
 
-PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
+PREFETCHES = one_of("prefetch", [0, 1, 10, None], ["prefetch 0", "prefetch 1", "prefetch 10", "default prefetch"])
 
 
 # ---- Receiving ----

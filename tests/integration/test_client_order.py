@@ -13,13 +13,18 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from truenext.client.tasks.connection import Connection, Consumer, Message, Session, connect
 
 SEED = os.environ.get("TRUENEXT_SEED", str(random.randrange(1_000_000)))
 MESSAGES = 650
 PATIENCE_S = 60.0
-PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, 1000, None])
+PREFETCHES = one_of(
+    "prefetch",
+    [0, 1, 10, 1000, None],
+    ["prefetch 0", "prefetch 1", "prefetch 10", "prefetch 1000", "default prefetch"],
+)
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 30 * FAILOVERS)
 def test_broker_that_stands_by_takes_over_and_keeps_every_promise(server: PostgresServer, tmp_path: Path) -> None:
     """C28.4 to C28.6, C28.8, C28.16"""
@@ -74,6 +75,7 @@ def judge(run: FailoverRun, strikes: Sequence[Callable[[FailoverRun], None]]) ->
         run.clean_up()
 
 
+@pytest.mark.alternates("promoted standbys")
 @pytest.mark.timeout(120 + 60 * PAIRS)
 def test_loss_of_broker_and_database_at_once_loses_nothing_if_the_log_is_replicated(tmp_path: Path) -> None:
     """C28.11"""
@@ -81,6 +83,7 @@ def test_loss_of_broker_and_database_at_once_loses_nothing_if_the_log_is_replica
         judge(ReplicatedRun(tmp_path / "both", pair, f"{SEED}-both"), [kill_active_and_primary] * PAIRS)
 
 
+@pytest.mark.alternates("promoted standbys")
 @pytest.mark.timeout(120 + 60 * PAIRS)
 def test_active_broker_repairs_the_rows_that_a_promoted_standby_lacks(tmp_path: Path) -> None:
     """C28.12"""

@@ -113,6 +113,7 @@ def identity_of(broker: LogBroker) -> str:
     return client.connected.headers["truenext-store"]
 
 
+@pytest.mark.alternates("promoted standbys")
 @pytest.mark.timeout(60 + 60 * ROUNDS)
 def test_broker_that_stands_by_says_what_a_promoted_standby_may_lack(pair: PostgresPair, tmp_path: Path) -> None:
     """C28.13, C28.14, C28.17"""
@@ -144,6 +145,7 @@ def lose_and_judge(pair: PostgresPair, folder: Path, chance: random.Random, coun
         pair.follow()
 
 
+@pytest.mark.alternates("promoted standbys")
 @pytest.mark.timeout(60 + 60 * ROUNDS)
 def test_broker_without_a_folder_says_what_a_promoted_standby_may_lack(pair: PostgresPair, tmp_path: Path) -> None:
     """C28.14"""
@@ -161,7 +163,7 @@ def test_broker_without_a_folder_says_what_a_promoted_standby_may_lack(pair: Pos
         pair.follow()
 
 
-@pytest.mark.alternates("restored backups")
+@pytest.mark.alternates("promoted standbys")
 @pytest.mark.parametrize("is_killed", [False, True], ids=["active", "killed"])
 def test_rows_behind_a_restored_backup_are_put_back_by_a_broker_that_has_them(tmp_path: Path, is_killed: bool) -> None:
     """C28.12"""

@@ -33,6 +33,7 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 30 * CYCLES)
 def test_broker_with_a_log_keeps_every_promise_whatever_is_killed(server: PostgresServer, tmp_path: Path) -> None:
     """C27.2, C27.3, C27.7, C27.8"""

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.model.limits import MEMORY_LIMIT_MIN
@@ -20,7 +21,7 @@ LIMITS = pytest.mark.parametrize(
     ids=["default limits", "50 KB a queue", "2 KB a queue, page size 1, prefetch 1"],
 )
 TINY = pytest.mark.parametrize("options", [TINY_LIMITS], ids=["tiny limits"])
-KINDS = pytest.mark.parametrize("kind", ["persistent", "transient", "mixed"])
+KINDS = one_of("kind", ["persistent", "transient", "mixed"], ["persistent", "transient", "mixed"])
 """Kinds of messages."""
 
 

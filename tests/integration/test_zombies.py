@@ -34,6 +34,7 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 20 * ZOMBIES)
 def test_broker_that_was_stopped_and_taken_over_sends_nothing_when_it_goes_on(
     server: PostgresServer, tmp_path: Path

@@ -44,6 +44,7 @@ class EverythingInPostgresql(Everything):
         assert self.broker.wait_for_end() == 3
 
 
+@pytest.mark.alternates("stories")
 @pytest.mark.timeout(600 + 2 * SECONDS)
 def test_the_contract_holds_with_everything_at_once_over_two_takeovers(tmp_path: Path) -> None:
     """C28.6, C28.16"""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 
 import pytest
 
+from tests.drawing import each_one_of
 from truenext.errors import ConfigurationError
 from truenext.stage.dependencies.depends import Depends, build_plan
 from truenext.stage.dependencies.exit_stack import StageExitStack
@@ -424,7 +425,10 @@ def stage_with(
     return cast(Callable[..., Any], chosen)
 
 
-@pytest.fixture(params=["plain", "async", "async with async factories"])
+FACES = ["plain", "async", "async with async factories"]
+
+
+@pytest.fixture(params=each_one_of(FACES, FACES))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

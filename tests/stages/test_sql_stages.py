@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.drawing import each_one_of
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
 from truenext.stage import Depends, Endpoint, Flow, Reject, Service
@@ -25,7 +26,7 @@ INSERT = text("INSERT INTO orders VALUES (:n)")
 Body = Callable[[Number, Flow, "Shop"], None]
 
 
-@pytest.fixture(params=[True, False], ids=["async", "plain"])
+@pytest.fixture(params=each_one_of([True, False], ["async", "plain"]))
 def is_async(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

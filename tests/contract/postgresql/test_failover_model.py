@@ -113,6 +113,7 @@ def test_noticed_faults_are_the_faults_of_the_model() -> None:
     assert sorted(NOTICED) == sorted(FAULTS)
 
 
+@pytest.mark.alternates("faults of a failover")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_search_notices_planted_fault(fault: str) -> None:
     bounds, how = NOTICED[fault]

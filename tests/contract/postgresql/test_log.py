@@ -229,7 +229,7 @@ def test_appends_while_sessions_are_ended_again_and_again_are_there_once(
     thread = threading.Thread(target=end_sessions)
     thread.start()
     try:
-        written = [b"%d" % number for number in range(100)]
+        written = [b"%d" % number for number in range(30)]
         for payload in written:
             assert writer.append(payload)
     finally:
@@ -1044,7 +1044,7 @@ def test_rows_after_a_position_are_read_over_lost_connections(
     monkeypatch.setattr(log_rows, "PIECE_ROWS", 10)
     writer = open_writer()
     position = writer.position
-    written = [b"%d" % number for number in range(100)]
+    written = [b"%d" % number for number in range(30)]
     for payload in written:
         writer.append(payload)
     found = []

@@ -33,6 +33,7 @@ from tests.contract.disk import LANE, begin_and_apply, key, put
 from tests.contract.postgresql.log_writer import DATABASE_LIMIT, DURABLE, make_log, member_settings, url_of
 from tests.contract.postgresql.proxy import Harm, Plan, ProtocolProxy
 from tests.contract.postgresql.test_log import Standby, set_globally
+from tests.drawing import one_of
 from tests.stages.postgres import PostgresServer, own_server
 from truenext.errors import StoreError, StoreFencedError
 from truenext.model.batch import Batch
@@ -294,7 +295,7 @@ def phases_of_standby(server: PostgresServer, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.timeout(7200 if IS_ALL else 120)
-@pytest.mark.parametrize("phase", PHASES)
+@one_of("phase", PHASES, PHASES)
 @pytest.mark.parametrize("harm", Harm, ids=lambda harm: harm.value)
 def test_harm_to_any_message_loses_and_repeats_nothing(
     server: PostgresServer, phases: Phases, tmp_path: Path, harm: Harm, phase: str

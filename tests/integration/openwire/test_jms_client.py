@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.openwire.java import Programs, missing_reason
 
 REASON = missing_reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
-PREFETCHES = pytest.mark.parametrize("prefetch", [1, 1000])
+PREFETCHES = one_of("prefetch", [1, 1000], ["prefetch 1", "prefetch 1000"])
 TEN = " ".join(f"m{number}/1" for number in range(10))
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.drawing import each_one_of
 from tests.stages.flows import Number, Text, run, until
 from tests.stages.postgres import PostgresServer
 from truenext.cli.main import main
@@ -44,7 +45,7 @@ UNSENT = "SELECT 1 FROM truenext_outbox"
 INSERT = text("INSERT INTO orders VALUES (:n)")
 
 
-@pytest.fixture(params=[True, False], ids=["async", "plain"])
+@pytest.fixture(params=each_one_of([True, False], ["async", "plain"]))
 def is_async(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

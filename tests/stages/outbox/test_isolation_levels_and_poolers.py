@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from tests.drawing import one_of
 from tests.stages.flows import Number, run
 from tests.stages.outbox.test_exactly_once import Shop, expect, make_table
 from tests.stages.pooler import Pooler
@@ -28,7 +29,7 @@ def leveled(request: pytest.FixtureRequest, postgres: PostgresServer, postgres_d
     return postgres.url(postgres_database)
 
 
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+@one_of("is_async", [True, False], ["async", "plain"])
 def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: str, is_async: bool) -> None:
     shop = Shop(is_async)
 
@@ -48,7 +49,7 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
     run(shop.app, work, database=leveled)
 
 
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+@one_of("is_async", [True, False], ["async", "plain"])
 def test_concurrent_messages_are_processed_without_an_attempt_at_each_isolation_level(
     leveled: str, is_async: bool
 ) -> None:
@@ -70,7 +71,7 @@ def pooler(postgres: PostgresServer, postgres_database: str) -> Iterator[Pooler]
         yield pooler
 
 
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+@one_of("is_async", [True, False], ["async", "plain"])
 def test_a_pooler_that_gives_each_transaction_another_connection_changes_nothing(
     pooler: Pooler, postgres: PostgresServer, postgres_database: str, is_async: bool
 ) -> None:

@@ -16,7 +16,7 @@ def face(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=each_one_of(["postgresql", "sqlite"], ["postgresql", "sqlite"]))
 def url(request: pytest.FixtureRequest) -> str:
     """URL of an empty database of the test's own."""
     return str(request.getfixturevalue("postgres_url" if request.param == "postgresql" else "sqlite_url"))
