@@ -150,8 +150,8 @@ class NoBroker(ConnectionLost):
     """No connection to a broker could be opened. The message says at which address, and why."""
 
     is_listening = False
-    """True if a program listens at the address that was tried last. That program may be a broker that does not answer,
-    or another program."""
+    """True if a program listens at one of the addresses. That program may be a broker that does not answer, or another
+    program."""
 
 
 class Refused(TruenextError):

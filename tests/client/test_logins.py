@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,21 +28,21 @@ PATIENCE_S = 30.0
 While = Callable[[], None]
 
 
-def connect_task(url: str, work: While, **options: Any) -> None:
+def connect_task(urls: str, work: While, **options: Any) -> None:
     async def connect() -> None:
-        async with truenext.connect(url, **options):
+        async with truenext.connect(*urls.split(), **options):
             await asyncio.to_thread(work)
 
     asyncio.run(connect())
 
 
-def connect_thread(url: str, work: While, **options: Any) -> None:
-    with blocking.connect(url, **options):
+def connect_thread(urls: str, work: While, **options: Any) -> None:
+    with blocking.connect(*urls.split(), **options):
         work()
 
 
 Connect = Callable[..., None]
-"""Connects to a URL, calls a function, and closes the connection."""
+"""Connects to a URL, or the first of several, calls a function, and closes the connection."""
 
 
 @pytest.fixture(params=[connect_task, connect_thread], ids=["tasks", "threads"])
@@ -233,6 +234,16 @@ def test_login_without_reconnect_ends_once_the_busy_broker_is_gone(connect: Conn
     broker.logins_max = 1
     with no_wait_longer_than(PATIENCE_S), pytest.raises(NoBroker):
         connect(broker.url, nothing, reconnect=False, timeout=2 * PATIENCE_S)
+    assert len(broker.logins) == 1
+
+
+@pytest.mark.parametrize("reconnect", [True, False])
+def test_login_at_a_program_that_does_not_answer_leaves_time_for_the_next_address(
+    reconnect: bool, connect: Connect, broker: LoginBroker
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = f"stomp://127.0.0.1:{silent.getsockname()[1]} {broker.url}"
+        connect(urls, nothing, reconnect=reconnect, timeout=2.0)
     assert len(broker.logins) == 1
 
 

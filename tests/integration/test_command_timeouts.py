@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from truenext.cli.exit_status import NO_ANSWER, START_HINT
 from truenext.cli.main import main
+from truenext.testing.blocking import blocking_broker
 
 RECORDS = pytest.mark.skipif(find_spec("pyarrow") is None, reason="a recording needs what Spark needs")
 SPARK = pytest.mark.skipif(find_spec("pyspark") is None, reason="it needs Spark")
@@ -57,14 +58,15 @@ def test_command_at_a_program_that_does_not_answer_says_so_after_its_timeout(
     monkeypatch.chdir(tmp_path)
     if command[0] == "receive":
         # Its --timeout is for a message, and never less for the broker than usual.
-        monkeypatch.setattr("truenext.cli.connection.BrokerOptions.__new__.__defaults__", (WAIT_S, ()))
+        monkeypatch.setattr("truenext.cli.connection.BrokerOptions.__new__.__defaults__", (WAIT_S,))
     url = f"{scheme}://127.0.0.1:{port_of(listener)}"
     result, took_s = run(*command, "--timeout", str(WAIT_S), "--url", url)
     assert WAIT_S <= took_s < PATIENCE_S
     assert (result.exit_code, result.stdout) == (NO_ANSWER, "")
     assert result.stderr.endswith(
         f"truenext: no broker at {url}: a program listens there, but has not answered as a STOMP broker within "
-        f"{WAIT_S:g} s: check the port, or, if the broker waits for PostgreSQL, see its log\n"
+        f"{WAIT_S:g} s: check the port, or, if its messages are in PostgreSQL, see `truenext store status` and its "
+        "log\n"
     )
 
 
@@ -112,3 +114,47 @@ def test_spark_command_where_no_program_listens_says_how_to_start_a_broker() -> 
         url = f"stomp://127.0.0.1:{port_of(closed)}"
     result, _ = run("spark", "list", "--url", url)
     assert result.exit_code == NO_ANSWER and result.stderr.endswith(f"Connection refused; {START_HINT}\n")
+
+
+@pytest.fixture
+def closed_url() -> str:
+    """Address of a standby: nothing listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"stomp://127.0.0.1:{port_of(closed)}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["queues"], ["failover"], ["send", "q", "body"], pytest.param(["spark", "list"], marks=SPARK)],
+    ids=lambda command: command[0],
+)
+def test_command_with_several_addresses_uses_the_first_broker_that_answers(
+    command: list[str], closed_url: str, listener: socket.socket
+) -> None:
+    silent_url = f"stomp://127.0.0.1:{port_of(listener)}"
+    with blocking_broker() as broker:
+        urls = [closed_url, silent_url, broker.url]
+        result, took_s = run(*command, "--timeout", "1.5", *(word for url in urls for word in ("--url", url)))
+    if command == ["failover"]:
+        assert result.exit_code == 1 and "no other one can take over" in result.stderr
+    else:
+        assert result.exit_code == 0, result.stderr
+    assert took_s < PATIENCE_S
+
+
+def test_command_with_several_addresses_says_what_is_wrong_with_each(closed_url: str, listener: socket.socket) -> None:
+    silent_url = f"stomp://127.0.0.1:{port_of(listener)}"
+    result, _ = run("status", "--timeout", "1", "--url", silent_url, "--url", closed_url)
+    assert result.exit_code == NO_ANSWER and START_HINT not in result.stderr
+    assert result.stderr.startswith(
+        f"truenext: no broker at {silent_url}: a program listens there, but has not answered as a STOMP broker within "
+        "0.5 s: check the port, or"
+    )
+    assert result.stderr.endswith(f"; at {closed_url}: Connection refused\n")
+
+
+def test_command_with_several_addresses_at_which_no_program_listens_names_all(closed_url: str) -> None:
+    result, _ = run("status", "--url", closed_url, "--url", "stomp://127.0.0.1:1")
+    assert (
+        result.stderr == f"truenext: no broker at {closed_url}, stomp://127.0.0.1:1: Connection refused; {START_HINT}\n"
+    )

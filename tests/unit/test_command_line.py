@@ -463,7 +463,7 @@ def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
     options: list[str], variable: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, _ = broker_of_queues(options, {"TRUENEXT_URL": variable}, monkeypatch)
-    assert broker is not None and broker.url == used
+    assert broker is not None and broker.urls == (used,)
 
 
 def broker_of_queues(
@@ -493,58 +493,42 @@ def test_bad_address_on_the_command_line_is_not_attributed_to_the_variable() -> 
     assert "TRUENEXT_URL" not in message and "'localhost'" in message
 
 
-OF_SERVICES = {("stages", "run"), ("stages", "send"), ("stages", "cron")}
-"""Commands that connect as a service, which may have several brokers."""
-OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path not in OF_SERVICES]
+WITH_URL = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url"]
+SEVERAL = (NO_BROKER_URL, DEFAULT_URL)
 
 
-@pytest.mark.parametrize(("path", "param"), OF_ONE_BROKER, ids=name_of)
+@pytest.mark.parametrize(("path", "param"), WITH_URL, ids=name_of)
+def test_url_option_is_repeated_for_several_addresses(path: tuple[str, ...], param: click.Parameter) -> None:
+    assert param.multiple
+    message = check_usage_error(CliRunner().invoke(main, [*path, "--url", ", ".join(SEVERAL)]))
+    assert "TRUENEXT_URL" not in message and "repeat --url for each" in message
+
+
+def test_variable_with_commas_between_its_addresses_is_refused() -> None:
+    message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": ",".join(SEVERAL)}))
+    assert "TRUENEXT_URL" in message and "put spaces between them" in message
+
+
 @pytest.mark.parametrize(
-    "options",
-    [["--url", NO_BROKER_URL, "--url", NO_BROKER_URL], ["--url", f"{NO_BROKER_URL},{NO_BROKER_URL}"]],
-    ids=["repeated", "comma"],
+    ("options", "variable"), [(["--url", SEVERAL[0], "--url", SEVERAL[1]], ""), ([], " ".join(SEVERAL))]
 )
-def test_several_addresses_are_refused_by_commands_for_one_broker(
-    path: tuple[str, ...], param: click.Parameter, options: list[str]
-) -> None:
-    message = check_usage_error(CliRunner().invoke(main, [*path, *options]))
-    assert "'--url': only one address is allowed" in message and "TRUENEXT_URL" not in message
+def test_several_addresses_are_all_tried(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, _ = broker_of_queues(options, {"TRUENEXT_URL": variable}, monkeypatch)
+    assert broker is not None and broker.urls == SEVERAL
 
 
-@pytest.mark.parametrize("between", [" ", ",", ", "])
-def test_variable_with_several_addresses_is_refused_by_commands_for_one_broker(between: str) -> None:
-    variable = between.join([NO_BROKER_URL, "stomp://127.0.0.1:2"])
-    message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
-    assert "(env var: 'TRUENEXT_URL'): only one address is allowed" in message
+def test_recording_of_several_brokers_is_refused(tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path / "new"), "--url", SEVERAL[0], "--url", SEVERAL[1]]
+    message = check_usage_error(CliRunner().invoke(main, ["record", *options]))
+    assert "a recording is of one broker" in message
 
 
-def addresses_of_run(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[object]]:
+@pytest.mark.parametrize("variable", ["", " "])
+def test_stages_run_has_no_address_without_the_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[object] = []
     monkeypatch.setattr(run.run, "callback", lambda **values: passed.append(values["urls"]))
-    return CliRunner().invoke(main, ["stages", "run", "a:b", *options], env={"TRUENEXT_URL": variable}), passed
-
-
-@pytest.mark.parametrize(
-    ("variable", "urls"),
-    [
-        (f"{NO_BROKER_URL} {DEFAULT_URL}", (NO_BROKER_URL, DEFAULT_URL)),
-        (NO_BROKER_URL, (NO_BROKER_URL,)),
-        ("", ()),
-        (" ", ()),
-    ],
-)
-def test_stages_run_takes_all_addresses_of_the_variable(
-    variable: str, urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert addresses_of_run([], variable, monkeypatch)[1] == [urls]
-
-
-def test_stages_run_says_how_several_addresses_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = f"{NO_BROKER_URL}, {DEFAULT_URL}"
-    message = check_usage_error(addresses_of_run([], several, monkeypatch)[0])
-    assert "TRUENEXT_URL" in message and "put spaces between them" in message
-    message = check_usage_error(addresses_of_run(["--url", several], "", monkeypatch)[0])
-    assert "TRUENEXT_URL" not in message and "repeat --url for each" in message
+    CliRunner().invoke(main, ["stages", "run", "a:b"], env={"TRUENEXT_URL": variable})
+    assert passed == [()]
 
 
 BY_USER = {"TRUENEXT_USER": "shop"}

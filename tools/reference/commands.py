@@ -53,9 +53,9 @@ unchanged. [Decision 41](../decisions/0041-the-command-line.md) has the reasons.
 _SHARED = """\
 ## Options that commands share
 
-Several commands have these options. An environment variable that is empty or blank counts as unset. Only `stages run`
-takes several addresses; all other commands reject more than one. There is no option for the password itself: other
-users of the machine could read it in the list of processes. [security.md](../security.md) describes users and TLS.
+Several commands have these options. An environment variable that is empty or blank counts as unset. There is no option
+for the password itself: other users of the machine could read it in the list of processes.
+[security.md](../security.md) describes users and TLS.
 """
 _SHARED_BY = 5
 """Number of commands with the same option, with the same text, from which on the option is described once."""

@@ -18,6 +18,7 @@ from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import TEXT, URL, PathParam, UrlOption, VariableOption, seconds_option
+from truenext.client.core.client import NO_ANSWER_HINT
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
@@ -40,15 +41,17 @@ CA_VARIABLE = "TRUENEXT_CA"
 brokers' certificates. A blank value counts as unset."""
 LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
 
-_url_option = click.option(
+_urls_option = click.option(
     "--url",
+    "urls",
     cls=UrlOption,
     type=URL,
     envvar=URL_VARIABLE,
     show_envvar=True,
     default=[DEFAULT_URL],
     show_default=True,
-    help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS.",
+    help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS. May be repeated, and the "
+    "variable may have several, with spaces between them: the first broker that answers is used.",
 )
 _user_option = click.option(
     "--user",
@@ -91,20 +94,18 @@ timeout_option = seconds_option(
     "--timeout",
     "connect_timeout_s",
     default=CLOSE_TIMEOUT_S,
-    help="Seconds within which the broker must accept the login.",
+    help="Seconds within which the broker must accept the login. Several addresses share them.",
 )
 
 
 class BrokerOptions(NamedTuple):
-    """Address of a broker, the credentials for it, and how long to wait for it. The values come from the command line
-    and the environment."""
+    """Addresses of brokers, the credentials for them, and how long to wait for them. The values come from the command
+    line and the environment. The first broker that answers is used."""
 
-    url: str
+    urls: tuple[str, ...]
     credentials: Credentials
     timeout_s: float = CLOSE_TIMEOUT_S
     """Seconds within which the broker must accept the login."""
-    more_urls: tuple[str, ...] = ()
-    """Addresses of further brokers. The first broker that answers is used."""
 
     def connect(self, *, reconnect: bool) -> Connection:
         """Connect to the broker.
@@ -112,9 +113,7 @@ class BrokerOptions(NamedTuple):
         Raises: ConfigurationError if a file of the credentials cannot be used; otherwise the errors of
         `truenext.blocking.connect`
         """
-        return connect(
-            self.url, *self.more_urls, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s
-        )
+        return connect(*self.urls, **self.credentials.arguments(), reconnect=reconnect, timeout=self.timeout_s)
 
 
 def broker_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -133,10 +132,10 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
     `broker`."""
 
     @wraps(command)
-    def with_broker(*, url: str, credentials: Credentials, **values: Any) -> None:
-        command(broker=BrokerOptions(url, credentials), **values)
+    def with_broker(*, urls: tuple[str, ...], credentials: Credentials, **values: Any) -> None:
+        command(broker=BrokerOptions(urls, credentials), **values)
 
-    return _url_option(credentials_options(with_broker))
+    return _urls_option(credentials_options(with_broker))
 
 
 def credentials_options(command: Callable[..., None], *, has_key: bool = True) -> Callable[..., None]:
@@ -224,8 +223,8 @@ def connected(
         if isinstance(error.__cause__, Refused):
             # The broker did answer, but refused each attempt.
             raise failure(TruenextError(str(error))) from error
-        urls = " or ".join((broker.url, *broker.more_urls))
-        raise failure(ConnectionLost(f"{urls} does not answer in time: {error}")) from error
+        urls = " or ".join(broker.urls)
+        raise failure(ConnectionLost(f"{urls} does not answer in time: {error}, or, {NO_ANSWER_HINT}")) from error
     except LocalProtocolError as error:
         # The request was right, so the peer is not a truenext broker.
         raise failure(RemoteProtocolError(str(error))) from error

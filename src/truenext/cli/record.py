@@ -67,13 +67,15 @@ def record(
     """
     if seed is not None and case != "mix":
         raise click.UsageError(f"--seed is for --case mix: --case {case} is not random")
+    if len(broker.urls) > 1:
+        raise click.UsageError("a recording is of one broker: give its address alone, with --url")
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
     workload = WORKLOADS[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
         recorder = Recorder(
-            broker.url, credentials=broker.credentials, timeout_s=broker.timeout_s, may_be_remote=remote
+            broker.urls[0], credentials=broker.credentials, timeout_s=broker.timeout_s, may_be_remote=remote
         )
         check_folder(folder)
         terminal.echo(f"{case}, {count} messages, prefetch {prefetch}, queue {queue}, seed {seed}", err=True)

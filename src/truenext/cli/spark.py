@@ -131,7 +131,8 @@ def _connected(broker: BrokerOptions) -> Iterator[tuple[BrokerConnection, Module
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"this command needs {error.name}: pip install 'truenext[spark]'") from error
     try:
-        with BrokerConnection([parse_url(broker.url)], broker.credentials, broker.timeout_s) as connection:
+        addresses = [parse_url(each) for each in broker.urls]
+        with BrokerConnection(addresses, broker.credentials, broker.timeout_s) as connection:
             yield connection, admin
     except TruenextError as error:
         raise with_login_hint(error, broker.credentials) from error

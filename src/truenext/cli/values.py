@@ -171,33 +171,23 @@ class VariableOption(click.Option):
 
 
 class UrlOption(VariableOption):
-    """Option `--url` with its environment variable. If `takes_several`, the command uses the first broker that answers.
-    Otherwise several addresses are rejected, so that no unintended broker is used."""
+    """Option `--url`, which may be repeated, with its environment variable, which may have several addresses."""
 
     _BETWEEN = re.compile(r"[\s,]")
 
-    def __init__(self, declared: Sequence[str], *, takes_several: bool = False, **options: Any) -> None:
-        # Without `multiple` click would silently use the last of several addresses.
-        super().__init__(declared, multiple=True, callback=None if takes_several else _single_url, **options)
-        self._takes_several = takes_several
+    def __init__(self, declared: Sequence[str], **options: Any) -> None:
+        super().__init__(declared, multiple=True, **options)
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> tuple[str, ...]:
-        """Convert the addresses. Reject several addresses unless the command `takes_several`.
+        """Convert the addresses.
 
         Raises: BadParameter if an address is rejected
         """
-        has_several_in_one = any(self._BETWEEN.search(each.strip()) for each in value)
-        if not self._takes_several and (has_several_in_one or len(value) > 1):
-            raise click.BadParameter("only one address is allowed", ctx, self)
-        if has_several_in_one:
+        if any(self._BETWEEN.search(each.strip()) for each in value):
             instead = "put spaces between them" if self.is_from_environment(ctx) else "repeat --url for each"
             raise click.BadParameter(f"one value has several addresses; {instead}", ctx, self)
         urls: tuple[str, ...] = super().type_cast_value(ctx, value)
         return urls
-
-
-def _single_url(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) -> str | None:
-    return urls[0] if urls else None
 
 
 class HostAndPortParam(click.ParamType[tuple[str, int]]):

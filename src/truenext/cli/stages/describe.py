@@ -51,10 +51,11 @@ class QueueCounts(msgspec.Struct, frozen=True):
 @service_argument
 @click.option(
     "--url",
+    "urls",
     cls=UrlOption,
     type=URL,
-    help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
-    f"needed, and {URL_VARIABLE} is ignored.",
+    help="Address of a broker: show how many messages wait in each queue there. May be repeated: the first broker that "
+    f"answers is used. Without this option no broker is needed, and {URL_VARIABLE} is ignored.",
 )
 @credentials_options
 @timeout_option
@@ -65,7 +66,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def describe(
     target: str,
-    url: str | None,
+    urls: tuple[str, ...],
     credentials: Credentials,
     connect_timeout_s: float,
     as_mermaid: bool,
@@ -81,14 +82,14 @@ def describe(
         raise click.UsageError("--mermaid, --dot and --json exclude each other: use one of them")
     service = load_service(target)
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
-    counts = {} if url is None else _counts(graph, BrokerOptions(url, credentials, connect_timeout_s))
+    counts = _counts(graph, BrokerOptions(urls, credentials, connect_timeout_s)) if urls else {}
     notes = {queue: str(each) for queue, each in counts.items()}
     if as_mermaid:
         terminal.echo(draw_mermaid(graph, notes))
     elif as_dot:
         terminal.echo(draw_dot(graph, notes))
     elif as_json:
-        queues = {} if url is None else {"queues": counts}
+        queues = {"queues": counts} if urls else {}
         terminal.write_json(msgspec.to_builtins(graph) | queues)
     else:
         terminal.print_drawn(_tree(graph, notes))

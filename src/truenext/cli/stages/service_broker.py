@@ -16,7 +16,6 @@ urls_option = click.option(
     "--url",
     "urls",
     cls=UrlOption,
-    takes_several=True,
     type=URL,
     envvar=URL_VARIABLE,
     show_envvar=True,
@@ -33,8 +32,7 @@ def broker_of(service: Service, urls: tuple[str, ...], credentials: Credentials,
     """
     line, environment = split_by_source(credentials)
     merged, _ = merge_credentials(line, service.credentials, environment)
-    url, *more_urls = urls or service.broker
-    return BrokerOptions(url, merged, timeout_s, tuple(more_urls))
+    return BrokerOptions(urls or service.broker, merged, timeout_s)
 
 
 def merge_credentials(line: Credentials, own: Credentials, environment: Credentials) -> tuple[Credentials, str]:

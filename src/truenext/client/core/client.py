@@ -45,6 +45,8 @@ enough for a broker that must first finish a write of an old connection, which t
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
 """Seconds after a report within which the same problem with the same URL is not reported again."""
+NO_ANSWER_HINT = "if its messages are in PostgreSQL, see `truenext store status` and its log"
+"""Advice where a broker does not answer: it does not while it waits for PostgreSQL. Source: docs/contract.md, C28.9"""
 PROMPT_REFUSAL_MAX_S = 4.0
 """Seconds within which a refusal of a login is final. A later refusal may be due to a slow network or broker."""
 
@@ -63,8 +65,9 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     each address once."""
     heartbeat_thread: bool = False
     """True: a thread sends the heart-beats, so that the connection survives a blocked event loop."""
-    attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
-    """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time."""
+    opening_timeout_s: float = ATTEMPT_TIMEOUT_S
+    """Seconds that stand for ATTEMPT_TIMEOUT_S until the first connection is up. Several addresses share the time of
+    the first connection, so that a host which does not answer leaves time for the next one."""
 
     def __post_init__(self) -> None:
         """Check the client id. Raises: ValueError if CONNECT cannot carry it"""
@@ -94,6 +97,7 @@ def connect_options(
             raise TypeError(f"{name} must be text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat must be 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
+    share_s = timeout_s / len(urls) if len(urls) > 1 else max(ATTEMPT_TIMEOUT_S, timeout_s)
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
         credentials=Credentials(**credentials),
@@ -101,8 +105,8 @@ def connect_options(
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
         heartbeat_thread=bool(heartbeat_thread),
-        # Without `reconnects` each address is tried once, so a longer timeout is divided among the addresses.
-        attempt_timeout_s=ATTEMPT_TIMEOUT_S if reconnects else max(ATTEMPT_TIMEOUT_S, timeout_s / max(len(urls), 1)),
+        # Without `reconnects` each address is tried only once.
+        opening_timeout_s=min(ATTEMPT_TIMEOUT_S, share_s) if reconnects else share_s,
     )
 
 
@@ -141,8 +145,10 @@ class Client:
         """True while `connect` waits for the first connection. `connect` raises a final error, so it is not logged."""
         self.error: TruenextError | None = None
         """Reason why the client opens no more connections; None while it does."""
-        self.last_error: Exception | None = None
+        self._last_error: Exception | None = None
         """Error of the last failed attempt to connect."""
+        self._failures: dict[str, tuple[str, bool]] = {}
+        """Reason of the last failed attempt at each URL, and whether a program listens there."""
         self.is_listening = False
         """True if the last attempt to connect has connected a socket, so that a program listens at the address."""
         self.is_closing = False
@@ -187,12 +193,13 @@ class Client:
         """Count and report a failed attempt to connect."""
         url, reason = self.current_url, _error_text(error)
         self.connect_backoff.on_connect_failed()
-        self.last_error = error
+        self._last_error = error
+        self._failures[url] = reason, self.is_listening
         self._failed_connect_count += 1
         is_busy = isinstance(error, Refused) and error.code == Code.BUSY
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
         if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
-            self.fail_permanently(self.no_broker_error(self.options.attempt_timeout_s))
+            self.fail_permanently(self.no_broker_error(self.attempt_timeout_s))
         elif self.error is None or not self.is_opening_awaited:
             self._report_seldom(
                 "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
@@ -210,23 +217,28 @@ class Client:
             self.context.report(text, {"url": url, "error": reason, **fields})
 
     def no_broker_error(self, waited_s: float) -> NoBroker | Refused:
-        """Make the error that names the tried URLs and says why no connection was opened. If a broker was busy, return
+        """Make the error that names the URLs and says why no connection was opened. If the last broker was busy, return
         the broker's own refusal."""
-        if isinstance(self.last_error, Refused) and self.last_error.code == Code.BUSY:
-            return Refused(str(self.last_error), self.last_error.code)
-        reason = self._no_answer(waited_s) if self.last_error is None else _error_text(self.last_error)
-        error = NoBroker(f"no broker at {self._urls}: {reason}")
-        error.is_listening = self.is_listening
+        if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
+            return Refused(str(self._last_error), self._last_error.code)
+        under_way = self._no_answer(min(waited_s, self.attempt_timeout_s)), self.is_listening
+        failures = {each.url: self._failures.get(each.url, under_way) for each in self.options.addresses}
+        error = NoBroker(f"no broker at {_join_reasons({url: reason for url, (reason, _) in failures.items()})}")
+        error.is_listening = any(is_listening for _, is_listening in failures.values())
         return error
 
+    @property
+    def attempt_timeout_s(self) -> float:
+        """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time."""
+        return self.options.opening_timeout_s if self.reconnect_count < 0 else ATTEMPT_TIMEOUT_S
+
     def attempt_timeout_error(self) -> TimeoutError:
-        return TimeoutError(self._no_answer(self.options.attempt_timeout_s))
+        return TimeoutError(self._no_answer(self.attempt_timeout_s))
 
     def _no_answer(self, waited_s: float) -> str:
         if self.is_listening:
             answer = f"has not answered as a STOMP broker within {waited_s:g} s: check the port"
-            hint = "or, if the broker waits for PostgreSQL, see its log"
-            return f"a program listens there, but {answer}, {hint}"
+            return f"a program listens there, but {answer}, or, {NO_ANSWER_HINT}"
         return f"the host has not answered within {waited_s:g} s: check that the broker runs, and host and port"
 
     @property
@@ -245,13 +257,13 @@ class Client:
         if self._takeover_secret:
             headers["truenext-secret"] = self._takeover_secret
         link.send_connect(headers)
-        timeout_s = self.options.attempt_timeout_s
+        timeout_s = self.attempt_timeout_s
         self._login_timer = self.context.call_later(timeout_s, lambda: self._check_login_time(link))
         self.flush()
 
     def _check_login_time(self, link: Link) -> None:
         if self.link is link and not link.is_up:
-            self.on_connection_lost(ConnectionLost(self._no_answer(self.options.attempt_timeout_s)))
+            self.on_connection_lost(ConnectionLost(self._no_answer(self.attempt_timeout_s)))
 
     def pump_soon(self) -> None:
         """Make the driver write waiting sends soon. All sends of one pass of the loop are written together, and share a
@@ -701,6 +713,13 @@ class Client:
 
 def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _join_reasons(reasons: Mapping[str, str]) -> str:
+    """Join URLs, each with a reason. A reason that all have is written once."""
+    if len(set(reasons.values())) == 1:
+        return f"{', '.join(reasons)}: {next(iter(reasons.values()))}"
+    return "; at ".join(f"{url}: {reason}" for url, reason in reasons.items())
 
 
 _CLOSED_TEXT = "the connection is closed: open a new connection"

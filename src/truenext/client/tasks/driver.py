@@ -222,7 +222,7 @@ class Driver(BaseDriver):
                     await asyncio.sleep(delay)
                 try:
                     password = current_password(client.options.credentials)
-                    async with asyncio.timeout(client.options.attempt_timeout_s):
+                    async with asyncio.timeout(client.attempt_timeout_s):
                         sock = await self._connect(address)
                 except (ConfigurationError, OSError, UnicodeError) as error:
                     # An invalid host name (UnicodeError) counts as an unknown one.

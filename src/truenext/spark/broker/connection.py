@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from truenext.client.core.client import NO_ANSWER_HINT
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.client.core.link import HEART_BEAT, AnswerHandler, Link
 from truenext.client.password_file import current_password
@@ -69,7 +70,7 @@ class BrokerConnection:
     def __init__(
         self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS, timeout_s: float | None = None
     ) -> None:
-        """Connect to the first address that has a broker. If the broker is busy with other logins, try again for some
+        """Connect to the first address at which a broker answers. If it is busy with other logins, try again for some
         seconds. `timeout_s` is the longest time of each step; None means CONNECT_SECONDS.
 
         Raises: NoBroker if no broker answers; Refused if a broker refuses the login; ConfigurationError if a file of
@@ -84,15 +85,11 @@ class BrokerConnection:
         timeout_s = CONNECT_SECONDS if timeout_s is None else timeout_s
         busy_until = monotonic() + timeout_s
         while True:
-            self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
-            headers = credentials.headers(current_password(credentials))
-            self._socket, self.url = _connect(addresses, credentials, timeout_s)
             try:
-                self._log_in(headers, timeout_s)
+                self._open_first(addresses, credentials, timeout_s)
                 break
-            except BaseException as error:
-                self._socket.close()
-                if not isinstance(error, Refused) or error.code != Code.BUSY or monotonic() >= busy_until:
+            except Refused as error:
+                if error.code != Code.BUSY or monotonic() >= busy_until:
                     raise
             time.sleep(BUSY_PAUSE_SECONDS * (0.5 + random.random() / 2))
         self._beating = Thread(target=self._beat, name="truenext heart-beats", daemon=True)
@@ -310,11 +307,33 @@ class BrokerConnection:
         if self._link.is_up:
             return ConnectionLost(f"the connection to {self.url} was lost: {reason_of(error)}")
         # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
-        return _no_broker(f"no broker: {self.url}: {reason_of(error)}", is_listening=True)
+        return _no_broker(f"{self.url}: {reason_of(error)}", is_listening=True)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
             self._messages.append(frame)
+
+    def _open_first(self, addresses: Sequence[Address], credentials: Credentials, timeout_s: float) -> None:
+        headers = credentials.headers(current_password(credentials))
+        failures: list[NoBroker] = []
+        for address in addresses:
+            try:
+                self._open(address, credentials, headers, timeout_s)
+            except NoBroker as error:
+                failures.append(error)
+            else:
+                return
+        reasons = "; ".join(map(str, failures))
+        raise _no_broker(f"no broker: {reasons}", is_listening=any(each.is_listening for each in failures))
+
+    def _open(self, address: Address, credentials: Credentials, headers: dict[str, str], timeout_s: float) -> None:
+        self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
+        self._socket, self.url = _connect(address, credentials, timeout_s), address.url
+        try:
+            self._log_in(headers, timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
 
     def _log_in(self, headers: dict[str, str], timeout_s: float) -> None:
         link = self._link
@@ -323,42 +342,33 @@ class BrokerConnection:
         deadline = monotonic() + timeout_s
         while not link.is_up:
             if not self._read(deadline):
-                host, port, *_ = self._socket.getpeername()
                 raise _no_broker(
-                    f"{host}:{port} accepts connections, but has not answered CONNECT within {timeout_s:g} s: "
-                    "check that the option url names a truenext broker",
+                    f"{self.url} accepts connections, but has not answered CONNECT within {timeout_s:g} s: check that "
+                    f"a truenext broker is there, or, {NO_ANSWER_HINT}",
                     is_listening=True,
                 )
         link.require_truenext("Spark")
 
 
-def _connect(
-    addresses: Sequence[Address], credentials: Credentials, timeout_s: float
-) -> tuple[socket.socket | TlsStream, str]:
-    """Return a connected socket, and the URL of its broker.
+def _connect(address: Address, credentials: Credentials, timeout_s: float) -> socket.socket | TlsStream:
+    """Return a connected socket.
 
-    Raises: NoBroker if no address answers; ConfigurationError if a file for TLS cannot be used
+    Raises: NoBroker if the address does not answer; ConfigurationError if a file for TLS cannot be used
     """
-    failures = []
-    is_listening = False
-    for address in addresses:
-        try:
-            connected = socket.create_connection((address.host, address.port), timeout_s)
-        except OSError as error:
-            failures.append(f"{address.url}: {error}")
-            continue
-        is_listening = True
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not address.has_tls:
-            return connected, address.url
-        try:
-            return TlsStream(connected, make_context(credentials), address.host), address.url
-        except BaseException as error:
-            connected.close()
-            if not isinstance(error, OSError):
-                raise
-            failures.append(f"{address.url}: {reason_of(error)}")
-    raise _no_broker(f"no broker: {'; '.join(failures)}", is_listening=is_listening)
+    try:
+        connected = socket.create_connection((address.host, address.port), timeout_s)
+    except OSError as error:
+        raise _no_broker(f"{address.url}: {error}", is_listening=False) from error
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not address.has_tls:
+        return connected
+    try:
+        return TlsStream(connected, make_context(credentials), address.host)
+    except BaseException as error:
+        connected.close()
+        if not isinstance(error, OSError):
+            raise
+        raise _no_broker(f"{address.url}: {reason_of(error)}", is_listening=True) from error
 
 
 def _no_broker(reason: str, *, is_listening: bool) -> NoBroker:

@@ -41,10 +41,6 @@ class TlsStream:
         """Set the seconds for which `recv` waits for a byte."""
         self._timeout_s = seconds
 
-    def getpeername(self) -> tuple[str, int]:
-        host, port, *_ = self._sock.getpeername()
-        return host, port
-
     def recv(self, size: int) -> bytes:
         """Return received bytes, at least one; b"" if the broker has closed the connection.
 

@@ -95,7 +95,8 @@ def origin_fault(named: Origin | None, now: Origin | None, last: Row, *, is_repl
         None,
         f"PostgreSQL has changed from timeline {named.timeline} to {now.timeline}, and the former primary alone may "
         "have had rows",
-        "Name the former primary in --store if it can serve again, or restore the database with these rows",
+        "If the former primary can serve again, name it in --store. If not, first start each other broker that has "
+        "its folder: it puts back the rows that it has, and ends, too",
     )
 
 

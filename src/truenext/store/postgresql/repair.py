@@ -85,5 +85,5 @@ def forgotten_error(schema: str, fault: Fault, members: Sequence[Member]) -> Sto
     had = [f"; member {each.name!r} had rows up to {each.number}" for each in members if each.number >= fault.first]
     return StoreForgottenError(
         f"the database {lost} of the log in schema {schema!r}, which it had confirmed: {fault.reason}{''.join(had)}. "
-        f"{fault.advice}; or go on without them: `truenext store accept-loss URL --schema {schema}`"
+        f"{fault.advice}. To go on without the missing rows: `truenext store accept-loss URL --schema {schema}`"
     )
