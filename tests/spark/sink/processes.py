@@ -22,7 +22,7 @@ from truenext.model.url import Address
 from truenext.spark import datasource
 from truenext.spark.broker import patience
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink import draft, driver, publish
+from truenext.spark.sink import draft, publish
 from truenext.testing import BlockingBroker
 
 QUERY = "query"
@@ -120,10 +120,8 @@ class World:
         self._patch(patch)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        for module in (driver, publish):
-            patch.setattr(module, "time", SimpleNamespace(sleep=self.sleep))
-            patch.setattr(module, "monotonic", lambda: self.now)
-            patch.setattr(module, "_HELD_LOOK_SECONDS", LOOK_SECONDS)
+        patch.setattr(publish, "time", SimpleNamespace(sleep=self.sleep))
+        patch.setattr(publish, "_LOOK_SECONDS", LOOK_SECONDS)
         patch.setattr(patience, "monotonic", lambda: self.now)
         patch.setattr(patience, "random", SimpleNamespace(random=lambda: 0.5))
         patch.setattr(draft, "secrets", SimpleNamespace(token_hex=lambda _: f"{next(self._names):012x}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from truenext.errors import ConnectionLost, TruenextError
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink import publish
+from truenext.spark.sink import driver, publish
 from truenext.spark.sink.admin import close_sink
 from truenext.spark.sink.decision import Decision, SinkQueues, decide
 from truenext.spark.sink.draft import write_drafts
@@ -249,7 +250,7 @@ def test_a_decision_that_another_run_holds_is_waited_for(here: BlockingBroker, m
         if len(slept) == 2:
             holder.__exit__(None)
 
-    monkeypatch.setattr("truenext.spark.sink.driver.time.sleep", sleep)
+    monkeypatch.setattr("truenext.spark.sink.publish.time.sleep", sleep)
     # A batch without rows would be done if there were no decision.
     with pytest.raises(OutdatedBatch):
         commit(here, 3, ())
@@ -272,6 +273,43 @@ def test_a_driver_that_was_overtaken_before_its_decision_publishes_nothing(here:
     with pytest.raises(OutdatedBatch):
         commit(here, 0, drafts)
     assert bodies_in(here) == ["new", "next"]
+
+
+def test_a_driver_that_is_overtaken_again_and_again_decides_in_the_end(
+    here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: everything since the first look counted as waiting for one decision, also the publication of others."""
+    monkeypatch.setattr(publish, "HELD_SECONDS", publish._LOOK_SECONDS)
+    write_batch(here, 0, "0")
+    drafts = draft(here, 9, "9")
+    overtaking = iter([1, 2, 3])
+
+    def decide_late(*arguments: Any, **options: Any) -> bool:
+        if (batch := next(overtaking, None)) is not None:
+            with monkeypatch.context() as patch:
+                patch.setattr(driver, "decide", decide)
+                write_batch(here, batch, str(batch))
+            time.sleep(1.5 * publish.HELD_SECONDS)
+        return decide(*arguments, **options)
+
+    monkeypatch.setattr(driver, "decide", decide_late)
+    commit(here, 9, drafts)
+    assert bodies_in(here) == ["0", "1", "2", "3", "9"]
+
+
+def test_a_decision_that_cannot_be_replaced_is_an_error_and_is_replaced_later(
+    here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "HELD_SECONDS", 0.3)
+    write_batch(here, 0, "a")
+    drafts = draft(here, 1, "b")
+    with connecting(here)() as broker:
+        broker.ask("pause", {"queue": QUEUES.decisions})
+        with pytest.raises(HeldByAnother, match=r"^the decision of query-1 cannot be replaced: end another run"):
+            commit(here, 1, drafts)
+        broker.ask("resume", {"queue": QUEUES.decisions})
+    commit(here, 1, drafts)
+    assert bodies_in(here) == ["a", "b"]
 
 
 def test_query_of_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> None:

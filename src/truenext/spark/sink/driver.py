@@ -10,20 +10,16 @@ The last decision of the query determines what happens to a batch:
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
-from truenext.clock import monotonic
 from truenext.errors import TruenextError
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import count, purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink.decision import Decision, Draft, SinkQueues, decide, read_decision
-from truenext.spark.sink.publish import HELD_SECONDS, HeldByAnother, publish
+from truenext.spark.sink.publish import HELD_SECONDS, HeldByAnother, HeldWait, publish
 
 _log = logging.getLogger(__name__)
-
-_HELD_LOOK_SECONDS = 0.2
 
 
 class OutdatedBatch(TruenextError):
@@ -89,7 +85,8 @@ def decide_next(
     Raises: OutdatedBatch if the id was forgotten; HeldByAnother if another connection holds a message that is needed;
     Refused, ConnectionLost if a step fails
     """
-    deadline = monotonic() + HELD_SECONDS
+    wait = HeldWait()
+    waits_for: Decision | None = None
     has_tried_first = False
     while (last := finish_decision(broker, queues, patience)) is None or last.batch < batch:
         decision = decision_after(last)
@@ -104,12 +101,13 @@ def decide_next(
             publish(broker, queues, decision, patience)
             return decision
         has_tried_first = last is None
-        if monotonic() >= deadline:
+        if last != waits_for:
+            wait, waits_for = HeldWait(), last
+        if not wait.go_on():
             raise HeldByAnother(
                 f"the decision of {queues.id} cannot be replaced: end another run of this query, and resume the queue "
                 f"{queues.decisions} if it is paused"
             )
-        time.sleep(_HELD_LOOK_SECONDS)
     return last
 
 
@@ -118,15 +116,14 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
 
     Raises: HeldByAnother if another connection holds a message that is needed; Refused, ConnectionLost if a step fails
     """
-    deadline = monotonic() + HELD_SECONDS
+    wait = HeldWait()
     while (decision := read_decision(broker, queues)) is None and any(count(broker, queues.decisions)):
         # A dying driver may still hold the decision in a transaction.
-        if monotonic() >= deadline:
+        if not wait.go_on():
             raise HeldByAnother(
                 f"another connection has held the message in queue {queues.decisions} for {HELD_SECONDS:g} s: if there "
                 "is a second run of this query, end one of the two"
             )
-        time.sleep(_HELD_LOOK_SECONDS)
     if decision is not None:
         publish(broker, queues, decision, patience)
     return decision

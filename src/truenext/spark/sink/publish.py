@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from truenext.clock import monotonic
 from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.spark.broker.connection import Answer, BrokerConnection
 from truenext.spark.broker.latest import count
@@ -19,13 +18,33 @@ from truenext.spark.sink.rows import TRANSACTION
 from truenext.wire.stomp.frame import Frame
 
 HELD_SECONDS = 30.0
-"""Seconds to wait, without progress, for bundles that another connection holds. The broker drops a dead connection
+"""Seconds to wait, without progress, for messages that another connection holds. The broker drops a dead connection
 earlier."""
-_HELD_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.2
+"""Seconds between two looks whether such messages are available."""
 
 
 class HeldByAnother(TruenextError):
     """Error of a run that must publish or replace a message which another connection holds."""
+
+
+class HeldWait:
+    """Wait for messages that another connection holds.
+
+    Only sleep counts. While this process was stopped, or published other messages, it has not looked, and so does not
+    know whether those it waits for are still held.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = HELD_SECONDS
+
+    def go_on(self) -> bool:
+        """Sleep until the next look, and return True. Return False instead after HELD_SECONDS of sleep."""
+        if self._left_s <= 0:
+            return False
+        self._left_s -= _LOOK_SECONDS
+        time.sleep(_LOOK_SECONDS)
+        return True
 
 
 def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
@@ -40,7 +59,7 @@ def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, pa
 def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience: Patience) -> None:
     selector = f"spark_draft = '{draft.name}' AND spark_bundle < {draft.bundles}"
     published = _publish_ready(broker, queue, selector, patience)
-    deadline = monotonic() + HELD_SECONDS
+    wait = HeldWait()
     while published < draft.bundles:
         # Another run has published the missing bundles, or holds them.
         waiting, held = count(broker, queue, selector)
@@ -48,14 +67,12 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
             return
         if waiting and (found := _publish_ready(broker, queue, selector, patience)):
             published += found
-            deadline = monotonic() + HELD_SECONDS
-        elif monotonic() >= deadline:
+            wait = HeldWait()
+        elif not wait.go_on():
             raise HeldByAnother(
                 f"{waiting + held} messages of {queue} were not available for {HELD_SECONDS:g} s: end a second run of "
                 f"this query, or resume the queue if it is paused. They are published when the query is restarted"
             )
-        else:
-            time.sleep(_HELD_LOOK_SECONDS)
 
 
 def _publish_ready(broker: BrokerConnection, queue: str, selector: str, patience: Patience) -> int:
