@@ -541,6 +541,10 @@ class _PendingApply:
         self._append = append
         self._write_frame = write_frame
 
+    @property
+    def is_sent(self) -> bool:
+        return self._append.is_sent
+
     def advance(self) -> Progress:
         progress = self._append.advance()
         if progress is Progress.APPLIED:
