@@ -173,8 +173,7 @@ class Committer:
             self._unwatch()
             return
         batch, pending = self._pending
-        # Before `advance`, which may close the socket: no loop can change what it watches of a closed one. uvloop even
-        # ends the process.
+        # Before `advance`, which may close the socket: asyncio's loop cannot change what it watches of a closed one.
         self._unwatch_writing()
         try:
             progress = pending.advance()
