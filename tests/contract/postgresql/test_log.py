@@ -345,6 +345,18 @@ def begin(writer: LogWriter, payload: bytes) -> tuple[LogPosition, Pending]:
     return new, pending
 
 
+def test_append_that_was_begun_is_sent_before_its_answer(
+    begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
+) -> None:
+    with admin.transaction():
+        admin.execute(f"LOCK TABLE {schema}.log IN SHARE ROW EXCLUSIVE MODE")
+        new, pending = begin(begun_writer, LARGE)
+        assert not pending.is_sent
+        wait_until(lambda: pending.advance() is Progress.WAITING and pending.is_sent)
+    assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [LARGE])
+    assert payloads(admin, schema) == [LARGE]
+
+
 def test_answer_that_is_read_late_is_in_doubt(begun_writer: LogWriter, admin: psycopg.Connection[Any]) -> None:
     """As if this process was stopped while the answer was on its way."""
     new, pending = begin(begun_writer, b"one")
