@@ -75,8 +75,8 @@ from truenext.store.store_errors import (
 BEGUN_BYTES_MAX = 256 * 1024
 """Size of a batch above which `begin` leaves the batch to `apply`: the caller of `begin` must not be kept long."""
 BEGUN_CHANGES_MAX = 5000
-"""Number of changes above which `begin` leaves a batch to `apply`. Removes from many lanes take longest: 5,000 took 8 ms in
-`begin`, and again in `Pending.advance`."""
+"""Number of changes above which `begin` leaves a batch to `apply`. Removes from many lanes take longest: 5,000 took 8
+ms in `begin`, and again in `Pending.advance`."""
 
 
 class EmbeddedStore:
