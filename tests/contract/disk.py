@@ -118,7 +118,10 @@ def is_applied(pending: Pending | None) -> bool:
         progress = pending.advance()
         if progress is Progress.APPLIED:
             return True
-        if progress is Progress.IN_DOUBT or not select([pending.socket], [], [], ANSWER_S)[0]:
+        if progress is Progress.IN_DOUBT:
+            break
+        sending = [] if pending.is_sent else [pending.socket]
+        if not any(select([pending.socket], sending, [], ANSWER_S)):
             break
     return False
 

@@ -89,6 +89,7 @@ class FakeAppend:
     """Append whose answer is there at once."""
 
     socket = -1
+    is_sent = True
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

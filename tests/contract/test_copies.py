@@ -20,7 +20,7 @@ from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import COPY_FORMAT, FORMAT, OLD_COPY_FORMAT
 from truenext.store.copying import become_copy, detach, first_position
-from truenext.store.embedded import BEGUN_BYTES_MAX, EmbeddedStore
+from truenext.store.embedded import BEGUN_BYTES_MAX, BEGUN_CHANGES_MAX, EmbeddedStore
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, KeptMessage, LogPosition
 
 
@@ -369,6 +369,7 @@ def test_batch_that_may_have_to_wait_is_not_begun(copy: Disk) -> None:
     assert isinstance(store, EmbeddedStore)
     rows = copy.log_rows.rows[:]
     assert not may_begin(copy, size=BEGUN_BYTES_MAX + 1), "large"
+    assert not may_begin(copy, puts=put(*range(3, BEGUN_CHANGES_MAX + 4))), "many changes"
     assert not may_begin(copy, puts={key(3): bytes(1 << 20)}), "another segment"
     assert not may_begin(copy, removes=[key(3)], puts={}), "perhaps in the checkpoint"
     assert not may_begin(copy, puts=put(1)), "to be refused"

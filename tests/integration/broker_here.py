@@ -12,7 +12,6 @@ from tests.integration import over_tls
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.broker.users import Users
-from truenext.broker.write_time import RemoteWriteTime
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX
 from truenext.model.policy import Policies
@@ -54,8 +53,7 @@ async def broker_here(
         embedded.sync_history = history.sync
         embedded.follow_history = history.follow
     engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history, log=log)
-    write_time = None if log is None else RemoteWriteTime()
-    broker = Broker(engine, store, loop, history=history, write_time=write_time, users=users, log=log)
+    broker = Broker(engine, store, loop, history=history, users=users, log=log)
     await broker.start(after_clean_stop=recovered.clean_stop)
     address, places = parse_listener_url(url), Places(connections_max, before_login_max)
     tls = ListenerTls(over_tls.server_context()) if has_tls else None

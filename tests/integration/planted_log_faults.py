@@ -49,16 +49,16 @@ def frame_before_row() -> None:
 
 
 def doubtful_answer_taken_for_done() -> None:
-    real = PostgresqlLog.end_begun
+    real = PostgresqlLog.advance_append
 
-    def end_begun(self: PostgresqlLog, begun: Any) -> Progress:
-        progress = real(self, begun)
+    def advance_append(self: PostgresqlLog, pending: Any) -> Progress:
+        progress = real(self, pending)
         if progress is not Progress.IN_DOUBT:
             return progress
-        self._begun = None
+        self._pending = None
         return Progress.APPLIED
 
-    replace(PostgresqlLog, "end_begun", end_begun)
+    replace(PostgresqlLog, "advance_append", advance_append)
 
 
 def row_confirmed_before_it_is_synced() -> None:
@@ -93,7 +93,7 @@ def lost_append_repeated_under_a_new_number() -> None:
 
 
 def found_row_taken_without_check() -> None:
-    replace(PostgresqlLog, "_check_appended", lambda self, connection, new: None)
+    replace(PostgresqlLog, "_is_appended", lambda self, connection, new: True)
 
 
 def epoch_not_compared_after_a_doubt() -> None:

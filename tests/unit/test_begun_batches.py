@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import cast
 from unittest import mock
 
@@ -11,7 +12,8 @@ import pytest
 
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import Committer
-from truenext.broker.write_time import RemoteWriteTime
+from truenext.broker.write_time import WriteTimeEstimate
+from truenext.cli.loops import new_event_loop
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
@@ -25,9 +27,13 @@ class Answering:
 
     def __init__(self) -> None:
         self.ours, self._theirs = socket.socketpair()
+        self.ours.setblocking(False)
         self.is_refusing = False
         """True while no batch can be begun."""
         self.progress = Progress.APPLIED
+        self.is_sent = True
+        self.advance_count = 0
+        self.on_advance: Callable[[], object] = self.receive
         self.error: Exception | None = None
         self.begun: list[int] = []
         self.waited: list[tuple[int, bool]] = []
@@ -47,7 +53,8 @@ class Answering:
         return self
 
     def advance(self) -> Progress:
-        self.ours.recv(100)
+        self.advance_count += 1
+        self.on_advance()
         if self.error is not None:
             raise self.error
         return self.progress
@@ -56,8 +63,26 @@ class Answering:
         self.waited.append((batch.number, self.is_watched()))
         assert self.may_apply.wait(PATIENCE_S)
 
+    def receive(self) -> None:
+        self.ours.recv(100)
+
     def answer(self) -> None:
         self._theirs.send(b"x")
+
+    def fill(self) -> None:
+        """Let the socket take no more."""
+        self.is_sent = False
+        self.progress = Progress.WAITING
+        self.on_advance = lambda: None
+        with suppress(BlockingIOError):
+            while True:
+                self.ours.send(bytes(1 << 16))
+
+    def drain(self) -> None:
+        self._theirs.setblocking(False)
+        with suppress(BlockingIOError):
+            while self._theirs.recv(1 << 16):
+                pass
 
     def close(self) -> None:
         self.ours.close()
@@ -77,7 +102,7 @@ class Run:
             cast(Store, self.store),
             self.history,
             loop,
-            RemoteWriteTime(),
+            WriteTimeEstimate(),
             has_log=True,
             on_committed=lambda batch: self.committed.put_nowait(batch.number),
             on_failed=self.failures.append,
@@ -85,7 +110,7 @@ class Run:
         self.store.is_watched = self.is_watched
 
     def is_watched(self) -> bool:
-        return self.committer._socket >= 0
+        return self.committer._socket >= 0 or self.committer._is_sending
 
     def commit(self, number: int) -> None:
         made = Batch(number)
@@ -107,15 +132,19 @@ class Run:
         self.store.close()
 
 
-def run(test: Callable[[Run], Awaitable[None]]) -> None:
+def run(
+    test: Callable[[Run], Awaitable[None]], new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop
+) -> None:
     async def run_and_close() -> None:
         one = Run()
         try:
-            await test(one)
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await test(one)
         finally:
             one.close()
 
-    asyncio.run(run_and_close())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run_and_close())
 
 
 async def pass_time(seconds: float = 0.02) -> None:
@@ -165,6 +194,74 @@ def test_answer_that_is_not_complete_is_waited_for() -> None:
         one.store.progress = Progress.APPLIED
         one.store.answer()
         assert await one.next_committed() == 1
+
+    run(test)
+
+
+def test_rest_of_a_batch_is_sent_once_the_socket_takes_it() -> None:
+    async def test(one: Run) -> None:
+        one.store.fill()
+        one.commit(1)
+        await pass_time()
+        assert one.store.advance_count == 0
+        one.store.drain()
+        while one.store.advance_count < 3:
+            await pass_time(0.001)
+        one.store.is_sent = True
+        await pass_time()
+        count = one.store.advance_count
+        await pass_time()
+        assert one.store.advance_count == count, "the socket stays writable"
+        assert one.committed.empty() and one.committer.is_busy
+        one.store.progress, one.store.on_advance = Progress.APPLIED, one.store.receive
+        one.store.answer()
+        assert await one.next_committed() == 1
+        assert one.store.waited == []
+
+    run(test)
+
+
+def test_batch_is_advanced_by_what_the_server_sends_while_the_socket_takes_nothing() -> None:
+    async def test(one: Run) -> None:
+        one.store.fill()
+        one.commit(1)
+        await pass_time()
+        one.store.progress = Progress.IN_DOUBT
+        one.store.answer()
+        assert await one.next_committed() == 1
+        assert one.store.waited == [(1, False)]
+
+    run(test)
+
+
+@pytest.mark.parametrize("new_loop", [new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_connection_that_is_closed_while_a_batch_is_sent_is_left_to_the_thread(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """asyncio's loop cannot change what it watches of a closed socket; uvloop ends the process if it watches one."""
+
+    async def test(one: Run) -> None:
+        one.store.fill()
+        one.store.progress, one.store.on_advance = Progress.IN_DOUBT, one.store.ours.close
+        one.commit(1)
+        one.store.drain()
+        assert await one.next_committed() == 1
+        assert one.store.waited == [(1, False)]
+
+    run(test, new_loop)
+
+
+def test_batch_that_is_not_sent_in_time_is_left_to_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "ANSWER_SECONDS_MAX", 0.02)
+
+    async def test(one: Run) -> None:
+        one.store.fill()
+        one.commit(1)
+        assert await one.next_committed() == 1
+        assert one.store.waited == [(1, False)]
+        one.store.drain()
+        await pass_time()
+        assert one.store.advance_count == 0
 
     run(test)
 

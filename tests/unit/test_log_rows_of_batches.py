@@ -10,7 +10,7 @@ import pytest
 
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import BEAT_CHECK_S, UNLOGGED_BYTES_MAX, Committer
-from truenext.broker.write_time import RemoteWriteTime
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
 from truenext.model.events import COLUMNS, GAP_EVENTS, EventKind, event_bytes
@@ -65,7 +65,7 @@ def commits(written: Written, *, has_log: bool = True) -> Iterator[tuple[Committ
             cast(Store, written),
             cast(HistoryWriter, written),
             runner.get_loop(),
-            RemoteWriteTime(),
+            WriteTimeEstimate(),
             has_log=has_log,
             on_committed=done.put_nowait,
             on_failed=lambda error: pytest.fail(str(error)),

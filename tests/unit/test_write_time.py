@@ -8,7 +8,7 @@ import pytest
 
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import Committer
-from truenext.broker.write_time import RemoteWriteTime, WriteTimeEstimate
+from truenext.broker.write_time import WriteTimeEstimate
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
 from truenext.store.store import Store
@@ -61,14 +61,6 @@ def test_a_large_batch_that_took_the_thread_its_time_says_nothing_of_small_ones(
     pace = WriteTimeEstimate()
     pace.add_write(8 << 20, 0.03, is_inline=False)
     assert pace.is_quick(SMALL)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1e-6, 1.0])
-def test_no_write_that_waits_for_another_machine_is_quick(seconds: float) -> None:
-    pace = RemoteWriteTime()
-    for _ in range(100):
-        assert not pace.is_quick(SMALL)
-        pace.add_write(SMALL, seconds, is_inline=False)
 
 
 class DiskThatTurnsSlow:

@@ -76,11 +76,13 @@ class Committer:
         self._unlogged_bytes = 0
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
-        self._begun: tuple[Batch, Pending] | None = None
+        self._pending: tuple[Batch, Pending] | None = None
         """Batch for whose answer the event loop waits."""
         self._answer_timer: TimerHandle | None = None
         self._socket = _NO_SOCKET
         """Socket that the event loop watches, also between two batches."""
+        self._is_sending = False
+        """True while the event loop watches whether the socket is writable, too."""
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
 
@@ -92,7 +94,7 @@ class Committer:
         assert not self.is_busy
         if self._has_log and not self._becomes_row(batch):
             return True
-        if self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
+        if not self._has_log and self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
             self._apply(batch, is_inline=True)
             self._append_history(batch)
             if self._history is not None:
@@ -160,20 +162,19 @@ class Committer:
         pending = self._store.begin(batch)
         if pending is None:
             return False
-        self._begun = batch, pending
-        if pending.socket != self._socket:
-            self._unwatch()
-            self._loop.add_reader(pending.socket, self._go_on)
-            self._socket = pending.socket
+        self._pending = batch, pending
+        self._watch(pending)
         self._answer_timer = self._loop.call_later(ANSWER_SECONDS_MAX, self._give_up_answer)
         return True
 
     def _go_on(self) -> None:
-        if self._begun is None:
+        if self._pending is None:
             # The server has ended the connection: found by the next batch.
             self._unwatch()
             return
-        batch, pending = self._begun
+        batch, pending = self._pending
+        # Before `advance`, which may close the socket: asyncio's loop cannot change what it watches of a closed one.
+        self._unwatch_writing()
         try:
             progress = pending.advance()
         except Exception as error:
@@ -184,9 +185,11 @@ class Committer:
             self._give_up_answer()
         elif progress is Progress.APPLIED:
             self._end_answer()
-            self._finish_begun(batch)
+            self._finish_pending(batch)
+        else:
+            self._watch(pending)
 
-    def _finish_begun(self, batch: Batch) -> None:
+    def _finish_pending(self, batch: Batch) -> None:
         try:
             self._append_history(batch)
         except TruenextError as error:
@@ -195,14 +198,14 @@ class Committer:
         self._done(batch)
 
     def _end_answer(self) -> None:
-        self._begun = None
+        self._pending = None
         if self._answer_timer is not None:
             self._answer_timer.cancel()
 
     def _give_up_answer(self) -> None:
         """Leave the batch for whose answer the event loop waits to the thread."""
-        if self._begun is not None:
-            batch, _ = self._begun
+        if self._pending is not None:
+            batch, _ = self._pending
             self._end_answer()
             self._hand_over(batch)
 
@@ -212,7 +215,22 @@ class Committer:
         self._handed_count += 1
         self._queue.put(batch)
 
+    def _watch(self, pending: Pending) -> None:
+        if pending.socket != self._socket:
+            self._unwatch()
+            self._loop.add_reader(pending.socket, self._go_on)
+            self._socket = pending.socket
+        if not pending.is_sent:
+            self._loop.add_writer(self._socket, self._go_on)
+            self._is_sending = True
+
+    def _unwatch_writing(self) -> None:
+        if self._is_sending:
+            self._loop.remove_writer(self._socket)
+            self._is_sending = False
+
     def _unwatch(self) -> None:
+        self._unwatch_writing()
         if self._socket != _NO_SOCKET:
             self._loop.remove_reader(self._socket)
             self._socket = _NO_SOCKET

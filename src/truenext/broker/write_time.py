@@ -44,11 +44,3 @@ class WriteTimeEstimate:
         else:
             extra_seconds = max(0.0, seconds - self._small_batch_seconds)
             self._seconds_per_byte += weight * (extra_seconds / size - self._seconds_per_byte)
-
-
-class RemoteWriteTime(WriteTimeEstimate):
-    """Estimate for a store that waits for another machine. However quick its writes are, the next one may wait long, so
-    the event loop itself never makes one."""
-
-    def is_quick(self, size: int) -> bool:
-        return False

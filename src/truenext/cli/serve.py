@@ -18,7 +18,6 @@ from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.broker.settings import BrokerSettings, Durability
-from truenext.broker.write_time import RemoteWriteTime
 from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
@@ -98,7 +97,6 @@ def serve(
             engine,
             opened.store,
             history=opened.history,
-            write_time=None if opened.log is None else RemoteWriteTime(),
             users=configuration.users,
             log=opened.log,
         )

@@ -116,8 +116,13 @@ class Pending(Protocol):
     def socket(self) -> int:
         """File descriptor that is readable when `advance` can do more."""
 
+    @property
+    def is_sent(self) -> bool:
+        """False while `advance` can do more when the socket is writable, too."""
+
     def advance(self) -> Progress:
-        """Go on without waiting. Not to be called again once the result was not WAITING.
+        """Go on without waiting. Not to be called again once the result was not WAITING. If the result is IN_DOUBT, the
+        socket may be closed.
 
         Raises: StoreError if the batch could not be made durable
         """

@@ -67,8 +67,8 @@ class LostAnswers:
         self._left = count
         self._append = log_rows.append_row
         monkeypatch.setattr(log_rows, "append_row", self._append_and_lose)
-        self._end_begun = PostgresqlLog.end_begun
-        monkeypatch.setattr(PostgresqlLog, "end_begun", lambda log, begun: self._end_and_lose(log, begun))
+        self._advance = PostgresqlLog.advance_append
+        monkeypatch.setattr(PostgresqlLog, "advance_append", lambda log, pending: self._advance_and_lose(log, pending))
 
     def _append_and_lose(self, connection: Connection, new: NewRow) -> bool | None:
         found = self._append(connection, new)
@@ -77,14 +77,14 @@ class LostAnswers:
         self._lose(connection)
         raise psycopg.OperationalError("the answer is lost")
 
-    def _end_and_lose(self, log: PostgresqlLog, begun: Any) -> Progress:
+    def _advance_and_lose(self, log: PostgresqlLog, pending: Any) -> Progress:
         silent_from = log.silent_from
-        progress = self._end_begun(log, begun)
+        progress = self._advance(log, pending)
         if self._left == 0 or progress is not Progress.APPLIED:
             return progress
-        self._lose(begun.connection)
-        begun.connection._answer = None
-        log._begun, log.silent_from = begun, silent_from
+        self._lose(pending.connection)
+        pending.connection._answer = None
+        log._pending, log.silent_from = pending, silent_from
         return Progress.IN_DOUBT
 
     def _lose(self, connection: Connection) -> None:
@@ -324,11 +324,37 @@ def test_append_that_was_begun_ends_without_waiting(
     assert payloads(admin, schema) == [b"%d" % number for number in range(20)]
 
 
+LARGE = bytes(2 * 1024 * 1024)
+"""Payload that no socket takes at once."""
+
+
+def test_append_that_was_begun_is_sent_as_the_server_takes_it(
+    begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
+) -> None:
+    for _ in range(20):
+        assert begun_writer.append(LARGE)
+    # As above.
+    assert begun_writer.begun_count >= 10
+    assert payloads(admin, schema) == [LARGE] * 20
+
+
 def begin(writer: LogWriter, payload: bytes) -> tuple[LogPosition, Pending]:
     new = writer._next(payload)
     pending = writer.log.begin_append(new.number, writer.position.digest, new.digest, [payload])
     assert pending is not None
     return new, pending
+
+
+def test_append_that_was_begun_is_sent_before_its_answer(
+    begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
+) -> None:
+    with admin.transaction():
+        admin.execute(f"LOCK TABLE {schema}.log IN SHARE ROW EXCLUSIVE MODE")
+        new, pending = begin(begun_writer, LARGE)
+        assert not pending.is_sent
+        wait_until(lambda: pending.advance() is Progress.WAITING and pending.is_sent)
+    assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [LARGE])
+    assert payloads(admin, schema) == [LARGE]
 
 
 def test_answer_that_is_read_late_is_in_doubt(begun_writer: LogWriter, admin: psycopg.Connection[Any]) -> None:
@@ -339,6 +365,7 @@ def test_answer_that_is_read_late_is_in_doubt(begun_writer: LogWriter, admin: ps
     assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
 
 
+@pytest.mark.parametrize("payload", [b"one", LARGE], ids=["sent", "unsent"])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "silent"])
 def test_append_that_was_begun_is_taken_over_before_its_answer(
     begun_writer: LogWriter,
@@ -346,16 +373,18 @@ def test_append_that_was_begun_is_taken_over_before_its_answer(
     schema: str,
     caplog: pytest.LogCaptureFixture,
     is_cut: bool,
+    payload: bytes,
 ) -> None:
     process = backend_of(begun_writer)
     with stopped(process), later(0.3, lambda: os.kill(process, signal.SIGCONT)):
-        new, pending = begin(begun_writer, b"one")
+        new, pending = begin(begun_writer, payload)
+        assert pending.is_sent is (payload is not LARGE)
         if is_cut:
             with socket.socket(fileno=os.dup(pending.socket)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
         assert pending.advance() is (Progress.IN_DOUBT if is_cut else Progress.WAITING)
-        assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
-    assert payloads(admin, schema) == [b"one"]
+        assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [payload])
+    assert payloads(admin, schema) == [payload]
     records = [record for record in caplog.records if record.name == log_module.__name__]
     lost = ["connection to PostgreSQL lost: nothing is confirmed until it is back", "PostgreSQL is available again"]
     assert [record.message for record in records] == (lost if is_cut else [])

@@ -135,9 +135,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         self._answer = None
         self.pgconn.send_query_prepared(name, parameters, formats, pq.Format.BINARY)
 
-    @property
-    def is_sent(self) -> bool:
-        """True if the server's socket has taken all of the statement that was begun. Raises: psycopg.Error"""
+    def send(self) -> bool:
+        """Send what the socket takes of the statement that was begun, without waiting. Return whether all of it is
+        sent. Raises: psycopg.Error"""
         return not self.pgconn.flush()
 
     def read_answer(self) -> bool:

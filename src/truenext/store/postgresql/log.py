@@ -7,11 +7,10 @@
 An append whose answer is lost is repeated under the same number, on a new connection, until the patience ends. The rows
 show which of the attempts succeeded (outcome.py).
 
-`begin_append` sends the statement, and its caller goes on meanwhile. Only an answer without any doubt ends that append;
-`append` takes over from any other point, as if it had sent the statement itself.
+`begin_append` sends the statement, as far as the socket takes it, and its caller goes on meanwhile. Only an answer
+without any doubt ends that append; `append` takes over from any other point, as if it had sent the statement itself.
 
-Partitions, compaction and sizes are the work of a thread
-(background.py).
+Partitions, compaction and sizes are the work of a thread (background.py).
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class PostgresqlLog:
         self._background = Background(self._parameters, schema, database_limit, member)
         self._is_database_full = False
         self._epoch = 0
-        self._begun: _BegunAppend | None = None
+        self._pending: _PendingAppend | None = None
         """Append that was begun, and whose answer `append` must read."""
         self._uncertain: list[NewRow] = []
         """Rows behind the last one that is certain. The folder gets their frames only with those of a certain row."""
@@ -445,8 +444,8 @@ class PostgresqlLog:
         if not self._is_active:
             raise StoreError("the log cannot be written before it was taken over")
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
-        assert self._begun is None or self._begun.new == new
-        began = started = boottime() if self._begun is None else self._begun.began
+        assert self._pending is None or self._pending.new == new
+        began = started = boottime() if self._pending is None else self._pending.began
         silence_s = SILENCE_S + len(new.payload) / SLOWEST_DISK
         is_certain = self._call(partial(self._append, new=new), silence_s)
         while boottime() - started > SLOW_S:
@@ -471,40 +470,42 @@ class PostgresqlLog:
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         if not log_rows.has_one_part(new):
             return None
-        self._begun = begun = _BegunAppend(self, connection, new)
+        self._pending = pending = _PendingAppend(self, connection, new)
         connection.has_warned = False
         try:
             log_rows.begin_append(connection, new)
-            return begun if connection.is_sent else None
+            pending.is_sent = connection.send()
         except psycopg.Error:
             # `append` finds the error again.
             return None
+        return pending
 
-    def end_begun(self, begun: _BegunAppend) -> Progress:
-        """Find out whether an append that was begun has ended without any doubt. Do not wait."""
-        connection, new = begun.connection, begun.new
+    def advance_append(self, pending: _PendingAppend) -> Progress:
+        """Go on with an append that was begun, and find out whether it has ended without any doubt. Do not wait."""
+        connection, new = pending.connection, pending.new
         try:
+            pending.is_sent = pending.is_sent or connection.send()
             if not connection.read_answer():
                 return Progress.WAITING
             names_standbys = log_rows.finish_append(connection)
         except psycopg.Error:
             return Progress.IN_DOUBT
         is_certain = names_standbys is not None and (names_standbys or not self._is_replicated)
-        if connection.has_warned or not is_certain or boottime() - begun.began > SLOW_S:
+        if connection.has_warned or not is_certain or boottime() - pending.began > SLOW_S:
             return Progress.IN_DOUBT
-        self._begun = None
+        self._pending = None
         self._last_number = new.number
-        self.silent_from = silent_from(begun.began, self._member.failover_after_s)
+        self.silent_from = silent_from(pending.began, self._member.failover_after_s)
         return Progress.APPLIED
 
     def _append(self, connection: Connection, new: NewRow) -> bool:
         """Append a row. Return whether the standby has it for certain, too, if there must be one."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             self._prepare_append(connection)
         try:
             names_standbys = (
-                log_rows.append_row(connection, new) if begun is None else log_rows.finish_append(connection)
+                log_rows.append_row(connection, new) if pending is None else log_rows.finish_append(connection)
             )
         except psycopg.errors.UniqueViolation:
             names_standbys = None
@@ -606,7 +607,7 @@ class PostgresqlLog:
 
     def _connected(self, attempts: _Attempts, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
         # The loss of the connection of an append that was begun is found by reading its answer.
-        if self._connection is None or (self._connection.closed and self._begun is None):
+        if self._connection is None or (self._connection.closed and self._pending is None):
             self._connection = self._connect_again(min(timeout_s, attempts.left_s))
             self._server = self._connection.where
         return self._connection
@@ -740,16 +741,17 @@ def _went_other_way(last: Row, position: LogPosition, frames: Frames) -> bool:
     return went_other_way(end, frames.frames_after(last.number))
 
 
-class _BegunAppend:
+class _PendingAppend:
     def __init__(self, log: PostgresqlLog, connection: Connection, new: NewRow) -> None:
         self.connection = connection
         self.new = new
         self.began = boottime()
         self.socket = connection.pgconn.socket
+        self.is_sent = False
         self._log = log
 
     def advance(self) -> Progress:
-        return self._log.end_begun(self)
+        return self._log.advance_append(self)
 
 
 class _Attempts:
