@@ -27,6 +27,7 @@ from tests.stages.postgres import BINARIES, USER, PostgresServer, own_server
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError, StoreFencedError, StoreForgottenError
 from truenext.model.disk_level import DiskLevel
 from truenext.store.log import EMPTY_PAYLOAD, Awaited, LogPosition, Relation, next_digest
+from truenext.store.postgresql import database as database_module
 from truenext.store.postgresql import log as log_module
 from truenext.store.postgresql import log_rows, lookout, takeover
 from truenext.store.postgresql.background import Background
@@ -37,10 +38,12 @@ from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.outcome import NewRow, Row
 from truenext.store.store import Pending, Progress
 
+LOGGERS = (database_module.__name__, log_module.__name__)
+
 
 def backend_of(writer: LogWriter) -> int:
     """Return the process of the server that serves the writer's appends."""
-    connection = writer.log._connection
+    connection = writer.log._database.connection
     assert connection is not None
     return connection.info.backend_pid
 
@@ -169,7 +172,7 @@ def test_append_after_the_session_was_ended_is_repeated(
     with caplog.at_level(logging.INFO):
         assert writer.append(b"one")
     assert payloads(admin, schema) == [b"one"]
-    assert [record.message for record in caplog.records if record.name == log_module.__name__] == [
+    assert [record.message for record in caplog.records if record.name in LOGGERS] == [
         "connection to PostgreSQL lost: nothing is confirmed until it is back",
         "PostgreSQL is available again",
     ]
@@ -385,7 +388,7 @@ def test_append_that_was_begun_is_taken_over_before_its_answer(
         assert pending.advance() is (Progress.IN_DOUBT if is_cut else Progress.WAITING)
         assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [payload])
     assert payloads(admin, schema) == [payload]
-    records = [record for record in caplog.records if record.name == log_module.__name__]
+    records = [record for record in caplog.records if record.name in LOGGERS]
     lost = ["connection to PostgreSQL lost: nothing is confirmed until it is back", "PostgreSQL is available again"]
     assert [record.message for record in records] == (lost if is_cut else [])
     assert not is_cut or "closed" in records[0].__dict__["reason"]
@@ -393,7 +396,7 @@ def test_append_that_was_begun_is_taken_over_before_its_answer(
 
 def test_append_is_not_begun_on_a_connection_that_must_be_made_ready(begun_writer: LogWriter) -> None:
     log = begun_writer.log
-    connection = log._connection
+    connection = log._database.connection
     assert connection is not None
     connection.has_prepared_append = False
     assert log.begin_append(2, b"", b"", [b"one"]) is None

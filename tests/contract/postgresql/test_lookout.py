@@ -185,7 +185,7 @@ def test_takeover_over_another_connection_than_that_of_the_look_is_refused(
     active: LogWriter, standby: LogWriter, admin: Admin
 ) -> None:
     assert standby.log.stands_by(standby.position)
-    connection = standby.log._connection
+    connection = standby.log._database.connection
     assert connection is not None
     admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
     assert not standby.log.take_over(standby.position)
@@ -198,7 +198,7 @@ def test_lost_connection_makes_the_standby_wait_for_longer(
     """PostgreSQL may just be back, and the active broker without its session."""
     look_for(standby, 0.3)
     active.log.close()
-    connection = standby.log._connection
+    connection = standby.log._database.connection
     assert connection is not None
     admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
     look_for(standby, FREE_S + 0.4)
@@ -368,7 +368,7 @@ def test_active_broker_does_not_go_on_in_a_copy(active: LogWriter, admin: Admin)
     origin = active.log._origin
     assert origin is not None
     active.log._origin = origin._replace(system=42)
-    connection = active.log._connection
+    connection = active.log._database.connection
     assert connection is not None
     admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
     with pytest.raises(Exception, match="is a copy"):

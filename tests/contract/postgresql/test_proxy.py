@@ -40,10 +40,12 @@ from truenext.model.batch import Batch
 from truenext.store.changes import decode_changes
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.log import LogPosition
+from truenext.store.postgresql import database as database_module
 from truenext.store.postgresql import kept
 from truenext.store.postgresql import log as log_module
 from truenext.store.postgresql.compaction import compact
 from truenext.store.postgresql.connection import Connection, parse_url
+from truenext.store.postgresql.database import Database
 from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.outcome import RowChain
 
@@ -201,7 +203,8 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PostgresqlLog._call, "__defaults__", (SILENCE_S,))
+    monkeypatch.setattr(Database.call, "__defaults__", (SILENCE_S,))
+    monkeypatch.setattr(database_module, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(log_module, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(log_module, "TAKEOVER_SILENCE_S", SILENCE_S)
     monkeypatch.setattr(Connection, "silence_s", SILENCE_S)

@@ -303,7 +303,7 @@ def test_active_broker_that_finds_its_last_row_names_the_new_timeline(
     origin = writer.log._origin
     assert origin is not None
     writer.log._origin = origin._replace(timeline=0)
-    connection = writer.log._connection
+    connection = writer.log._database.connection
     assert connection is not None
     admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
     writer.append(payload(2))

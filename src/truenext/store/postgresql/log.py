@@ -4,8 +4,8 @@
     look        one statement, each 0.2 s while the broker stands by (lookout.py, standing_by.py)
     takeover    one transaction under a lock: reads the last row, and inserts a row with the next epoch (takeover.py)
 
-An append whose answer is lost is repeated under the same number, on a new connection, until the patience ends. The rows
-show which of the attempts succeeded (outcome.py).
+An append whose answer is lost is repeated under the same number, on a new connection, until the patience ends
+(database.py). The rows show which of the attempts succeeded (outcome.py).
 
 `begin_append` sends the statement, as far as the socket takes it, and its caller goes on meanwhile. Only an answer
 without any doubt ends that append; `append` takes over from any other point, as if it had sent the statement itself.
@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from math import inf
-from typing import TypeVar
 
 import psycopg
 
-from truenext.clock import boottime, monotonic
+from truenext.clock import boottime
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError
 from truenext.model.disk_level import DiskLevel
 from truenext.store.changes import RareChanges
 from truenext.store.checkpoint_format import LOG_FORMAT, NUMBER
 from truenext.store.log import (
-    Awaited,
     Frames,
     LogPosition,
     LogStatus,
@@ -39,19 +37,17 @@ from truenext.store.log import (
     Relation,
     Role,
     Snapshot,
-    Wait,
 )
 from truenext.store.postgresql import kept, layout, log_rows, repair, takeover
-from truenext.store.postgresql.background import Background, begin_wait, describe_refusal, fenced_error
+from truenext.store.postgresql.background import Background, fenced_error
 from truenext.store.postgresql.connection import (
-    CONNECT_TIMEOUT_S,
     SILENCE_S,
     Connection,
-    SilentServerError,
     describe,
     opening_error,
     parse_url,
 )
+from truenext.store.postgresql.database import PAUSE_MIN_S, Database
 from truenext.store.postgresql.forgotten import (
     End,
     Fault,
@@ -63,13 +59,11 @@ from truenext.store.postgresql.forgotten import (
 from truenext.store.postgresql.known_origin import read_origin, write_origin
 from truenext.store.postgresql.lookout import Lookout
 from truenext.store.postgresql.member import place_of, read_members, write_member
-from truenext.store.postgresql.outcome import ErrorKind, Finding, NewRow, Row, RowChain, find, kind_of_error, relate
+from truenext.store.postgresql.outcome import Finding, NewRow, Row, RowChain, find, relate
 from truenext.store.postgresql.standing_by import STALE_S, Decision, Origin, silent_from
 from truenext.store.store import Pending, Progress
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 TAKEOVER_SILENCE_S = takeover.LOCK_TIMEOUT_S + SILENCE_S
 SNAPSHOT_SILENCE_S = 60.0
@@ -85,9 +79,6 @@ another broker may have taken over; or the names of the synchronous standbys may
 
 DESCRIPTION_INTERVAL_S = 1.0
 """Interval at which a broker that stands by describes itself in the log."""
-
-_PAUSE_MIN_S = 0.05
-_PAUSE_MAX_S = 1.0
 
 
 class PostgresqlLog:
@@ -117,7 +108,6 @@ class PostgresqlLog:
         self._schema = schema
         self._may_take_over = take_over
         self._is_replicated = is_replicated
-        self._patience_s = patience_s
         self._member = member
         self._lookout = Lookout(schema, member)
         self._has_stood_by = False
@@ -134,19 +124,22 @@ class PostgresqlLog:
         """As `is_replicated`, but of the broker that has named it."""
         self.silent_from = inf
         self.frames: Frames
-        self._connection: Connection | None = None
+        self._database = Database(
+            self._parameters,
+            schema,
+            is_replicated=is_replicated,
+            patience_s=patience_s,
+            check=self._check_is_no_copy,
+            attach=self._attach_partitions,
+        )
+        self._call = self._database.call
         self._background = Background(self._parameters, schema, database_limit, member)
-        self._is_database_full = False
         self._epoch = 0
         self._pending: _PendingAppend | None = None
         """Append that was begun, and whose answer `append` must read."""
         self._uncertain: list[NewRow] = []
         """Rows behind the last one that is certain. The folder gets their frames only with those of a certain row."""
-        self._is_active = False
-        self._is_stopping = False
         self._last_number = 0
-        self._server = ""
-        self._wait: Wait | None = None
         try:
             self._open()
         except BaseException:
@@ -157,8 +150,7 @@ class PostgresqlLog:
 
     def _open(self) -> None:
         try:
-            self._connection = connection = Connection.open(self._parameters)
-            _check_server(connection, is_replicated=self._is_replicated)
+            connection = self._database.open()
             layout.check_layout(connection, self._schema)
             layout.upgrade_layout(connection, self._schema)
             facts = kept.read_facts(connection, self._schema)
@@ -179,7 +171,6 @@ class PostgresqlLog:
         self.identity = facts.recovered.identity
         self._known = read_origin(self._member.folder, self.identity)
         self.earlier_identities: Mapping[str, int] = facts.earlier
-        self._server = connection.where
         self._epoch, self._last_number = last.epoch, last.number
 
     def _check_is_no_copy(self, connection: Connection) -> None:
@@ -201,7 +192,7 @@ class PostgresqlLog:
                     f"another broker has the member name {self._member.name!r} on the log in schema {self._schema!r}: "
                     "give this one another name (--member)"
                 )
-            time.sleep(_PAUSE_MIN_S)
+            time.sleep(PAUSE_MIN_S)
 
     def _describe_itself(self, connection: Connection, role: Role, epoch: int, number: int) -> bool:
         """Return False if another broker has this member name."""
@@ -379,7 +370,7 @@ class PostgresqlLog:
             )
             if row is None:
                 return False
-        self._is_active = True
+        self._database.is_active = True
         self._call(partial(self._describe_itself, role=Role.ACTIVE, epoch=self._epoch, number=self._last_number))
         self._call(lambda _: self._background.prepare(TAKEOVER_SILENCE_S))
         self.silent_from = silent_from(began, self._member.failover_after_s)
@@ -441,7 +432,7 @@ class PostgresqlLog:
         return row
 
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
-        if not self._is_active:
+        if not self._database.is_active:
             raise StoreError("the log cannot be written before it was taken over")
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         assert self._pending is None or self._pending.new == new
@@ -462,7 +453,7 @@ class PostgresqlLog:
         return is_durable
 
     def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> Pending | None:
-        connection = self._connection
+        connection = self._database.connection
         if connection is None or connection.closed or not connection.has_prepared_append:
             return None
         if self._background.failure is not None or connection.origin not in (None, self._origin):
@@ -471,6 +462,7 @@ class PostgresqlLog:
         if not log_rows.has_one_part(new):
             return None
         self._pending = pending = _PendingAppend(self, connection, new)
+        self._database.is_answer_awaited = True
         connection.has_warned = False
         try:
             log_rows.begin_append(connection, new)
@@ -493,14 +485,19 @@ class PostgresqlLog:
         is_certain = names_standbys is not None and (names_standbys or not self._is_replicated)
         if connection.has_warned or not is_certain or boottime() - pending.began > SLOW_S:
             return Progress.IN_DOUBT
-        self._pending = None
+        self._end_pending()
         self._last_number = new.number
         self.silent_from = silent_from(pending.began, self._member.failover_after_s)
         return Progress.APPLIED
 
+    def _end_pending(self) -> _PendingAppend | None:
+        pending, self._pending = self._pending, None
+        self._database.is_answer_awaited = False
+        return pending
+
     def _append(self, connection: Connection, new: NewRow) -> bool:
         """Append a row. Return whether the standby has it for certain, too, if there must be one."""
-        pending, self._pending = self._pending, None
+        pending = self._end_pending()
         if pending is None:
             self._prepare_append(connection)
         try:
@@ -570,7 +567,7 @@ class PostgresqlLog:
     def hand_over(self, heir: str) -> None:
         self._background.close()
         # Without the hint, another broker waits longer. Meanwhile, clients of this one wait.
-        self._patience_s = min(self._patience_s, HAND_OVER_PATIENCE_S)
+        self._database.patience_s = min(self._database.patience_s, HAND_OVER_PATIENCE_S)
         self._call(partial(self._hand_over, heir=heir))
 
     def _hand_over(self, connection: Connection, heir: str) -> None:
@@ -579,111 +576,9 @@ class PostgresqlLog:
             kept.write_fact(connection, self._schema, "stop", stop)
             write_member(connection, self._schema, self._member, Role.STOPPED, self._epoch, self._last_number)
 
-    # ---- Connections ----
-
-    def _call(self, action: Callable[[Connection], Result], silence_s: float = SILENCE_S) -> Result:
-        """Call `action` with a connection, until it succeeds or the patience ends.
-
-        Raises: StoreError if PostgreSQL refuses the action, or was not available for too long
-        """
-        attempts = _Attempts(self._patience_s)
-        while True:
-            try:
-                connection = self._connected(attempts)
-                connection.silence_s = silence_s
-                result = action(connection)
-            except psycopg.Error as error:
-                self._handle(error, attempts)
-            else:
-                if attempts.has_failed:
-                    # A warning, because the last line of the log must not be that nothing is confirmed.
-                    logger.warning(
-                        "PostgreSQL is available again",
-                        extra={"schema": self._schema, "seconds": round(attempts.passed_s, 1)},
-                    )
-                    self._is_database_full = False
-                    self._wait = None
-                return result
-
-    def _connected(self, attempts: _Attempts, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
-        # The loss of the connection of an append that was begun is found by reading its answer.
-        if self._connection is None or (self._connection.closed and self._pending is None):
-            self._connection = self._connect_again(min(timeout_s, attempts.left_s))
-            self._server = self._connection.where
-        return self._connection
-
-    def _connect_again(self, timeout_s: float) -> Connection:
-        try:
-            with ExitStack() as resources:
-                connection = Connection.open(self._parameters, timeout_s)
-                resources.callback(connection.close)
-                # It may be another server than before.
-                _check_server(connection, is_replicated=self._is_replicated)
-                self._check_is_no_copy(connection)
-                resources.pop_all()
-                return connection
-        except ConfigurationError as error:
-            # It was right when the log was opened.
-            raise StoreError(str(error)) from error
-
-    def _handle(self, error: psycopg.Error, attempts: _Attempts) -> None:
-        """Do what makes another attempt possible, and wait. Raises: StoreError if there shall be none"""
-        kind = kind_of_error(error.sqlstate)
-        # An error of a constraint has the same SQLSTATE, and a name.
-        if kind is ErrorKind.NO_PARTITION and error.diag.constraint_name is None and not attempts.has_attached:
-            self._attach(attempts)
-            return
-        if kind in (ErrorKind.OTHER, ErrorKind.NUMBER_EXISTS, ErrorKind.NO_PARTITION):
-            raise StoreError(f"PostgreSQL refuses to write to the log: {describe_refusal(error)}") from error
-        if kind is ErrorKind.LOST and self._connection is not None:
-            self._connection.close()
-        if isinstance(error, SilentServerError) and self._waits_for_standby(attempts):
-            kind = ErrorKind.STANDBY
-        self._note(kind, error, attempts)
-        if kind is ErrorKind.DISK_FULL:
-            self._is_database_full = True
-            if not self._is_stopping:
-                attempts.extend()
-        if not attempts.wait():
-            raise self._unavailable(error, attempts) from error
-
-    def _waits_for_standby(self, attempts: _Attempts) -> bool:
-        """Connect again, and return whether the silence is a wait for a synchronous standby."""
-        try:
-            return log_rows.waits_for_standby(self._connected(attempts, SILENCE_S))
-        except psycopg.Error:
-            return False
-
-    def _note(self, kind: ErrorKind, error: psycopg.Error, attempts: _Attempts) -> None:
-        if kind not in attempts.kinds:
-            reason = {} if kind is ErrorKind.STANDBY else {"reason": describe(error)}
-            cannot_follow = kind is ErrorKind.LOST and not self._is_active
-            text = _CANNOT_FOLLOW if cannot_follow else _WARNINGS[kind]
-            logger.warning(text, extra={"schema": self._schema, "server": self._server} | reason)
-        attempts.note(kind)
-        awaited = _AWAITED.get(attempts.cause, Awaited.DATABASE)
-        self._wait = self._wait._replace(awaited=awaited) if self._wait else begin_wait(awaited)
-
-    def _unavailable(self, error: psycopg.Error, attempts: _Attempts) -> StoreError:
-        if attempts.cause is ErrorKind.STANDBY:
-            return StoreError(
-                f"the synchronous standby of PostgreSQL at {self._server} has not confirmed for {self._patience_s:g} "
-                "seconds: start the standby, or change synchronous_standby_names, and start the broker again"
-            )
-        return StoreError(
-            f"PostgreSQL was not available for {self._patience_s:g} seconds ({describe(error)}): start the broker "
-            "again when it is"
-        )
-
-    def _attach(self, attempts: _Attempts) -> None:
-        attempts.has_attached = True
-        try:
-            connection = self._connected(attempts)
-            last = log_rows.last_row(connection, self._schema)
-            layout.attach_partitions(connection, self._schema, self._last_number if last is None else last.number + 1)
-        except psycopg.Error as error:
-            self._handle(error, attempts)
-            attempts.has_attached = False
+    def _attach_partitions(self, connection: Connection) -> None:
+        last = log_rows.last_row(connection, self._schema)
+        layout.attach_partitions(connection, self._schema, self._last_number if last is None else last.number + 1)
 
     # ---- Background ----
 
@@ -691,7 +586,7 @@ class PostgresqlLog:
         self._background.start(self._epoch)
 
     def begin_stop(self) -> None:
-        self._is_stopping = True
+        self._database.is_stopping = True
 
     @property
     def failure(self) -> StoreError | None:
@@ -699,7 +594,7 @@ class PostgresqlLog:
 
     @property
     def disk_level(self) -> DiskLevel:
-        return max(self._background.level, DiskLevel.NONE) if self._is_database_full else self._background.level
+        return max(self._background.level, DiskLevel.NONE) if self._database.is_full else self._background.level
 
     @property
     def disk_level_bytes(self) -> Mapping[str, int]:
@@ -708,8 +603,8 @@ class PostgresqlLog:
     @property
     def status(self) -> LogStatus:
         return LogStatus(
-            server=self._server,
-            wait=self._wait or self._background.wait,
+            server=self._database.server,
+            wait=self._database.wait or self._background.wait,
             epoch=self._epoch,
             number=self._last_number,
             position=self._background.position,
@@ -719,20 +614,7 @@ class PostgresqlLog:
 
     def close(self) -> None:
         self._background.close()
-        if self._connection is not None:
-            self._connection.close()
-
-
-_CANNOT_FOLLOW = "connection to PostgreSQL lost: cannot follow the log until it is back"
-_WARNINGS = {
-    ErrorKind.LOST: "connection to PostgreSQL lost: nothing is confirmed until it is back",
-    ErrorKind.STANDBY: "the synchronous standby does not confirm: nothing is confirmed until it does",
-    ErrorKind.DISK_FULL: "PostgreSQL's disk is full: nothing is confirmed until it has space",
-    ErrorKind.INTERRUPTED: "PostgreSQL has interrupted a statement: trying again",
-}
-
-
-_AWAITED = {ErrorKind.STANDBY: Awaited.STANDBY, ErrorKind.DISK_FULL: Awaited.SPACE}
+        self._database.close()
 
 
 def _went_other_way(last: Row, position: LogPosition, frames: Frames) -> bool:
@@ -752,67 +634,3 @@ class _PendingAppend:
 
     def advance(self) -> Progress:
         return self._log.advance_append(self)
-
-
-class _Attempts:
-    """Attempts at one action, with pauses between them that grow."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._started = monotonic()
-        self._deadline = self._started + patience_s
-        self._pause_s = _PAUSE_MIN_S
-        self.kinds: set[ErrorKind] = set()
-        """Kinds of the errors so far."""
-        self.cause = ErrorKind.LOST
-        """Kind of the error that has made the other ones follow."""
-        self.has_attached = False
-        """True if partitions were attached for this action."""
-
-    def note(self, kind: ErrorKind) -> None:
-        # The session that waits for the standby keeps the lock from the next attempt.
-        if kind is not ErrorKind.INTERRUPTED or not self.kinds:
-            self.cause = kind
-        self.kinds.add(kind)
-
-    @property
-    def has_failed(self) -> bool:
-        return bool(self.kinds)
-
-    def extend(self) -> None:
-        """Begin the patience anew."""
-        self._deadline = monotonic() + self._patience_s
-
-    @property
-    def passed_s(self) -> float:
-        return monotonic() - self._started
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._deadline - monotonic())
-
-    def wait(self) -> bool:
-        """Wait before the next attempt. Return False if the patience has ended."""
-        left_s = self.left_s
-        if left_s == 0:
-            return False
-        time.sleep(min(self._pause_s, left_s))
-        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
-        return True
-
-
-def _check_server(connection: Connection, *, is_replicated: bool) -> None:
-    """Raises: ConfigurationError if the server cannot keep what it confirms"""
-    takeover.check_fsync(connection)
-    row = connection.execute(
-        "SELECT current_setting('synchronous_standby_names') <> '', current_setting('max_wal_senders') <> '0'"
-    ).fetchone()
-    assert row is not None
-    names_standbys, has_senders = row
-    if is_replicated and not names_standbys:
-        raise ConfigurationError(takeover.NO_STANDBYS)
-    if is_replicated and not has_senders:
-        raise ConfigurationError(
-            f"PostgreSQL at {connection.where} has max_wal_senders = 0, and waits for no standby: set max_wal_senders, "
-            'or set durability = "local"'
-        )
