@@ -10,7 +10,7 @@
     C28.13, 14     no broker goes on without rows that are known to be missing
 
 Time passes in steps of its own. Clocks run at the speeds of `Bounds.rates`. A frozen broker does nothing, and its clock
-goes on. The decisions of brokers are those of the code: `find`, `decide`, `next_watch`, `chain`, `may_repair`,
+goes on. The decisions of brokers are those of the code: `find`, `decide`, `next_watch`, `chain`, `fault_of_folder`,
 `origin_fault`, and `silent_from`.
 """
 
@@ -38,7 +38,7 @@ from tests.contract.postgresql.failover_state import (
 from tests.contract.postgresql.log_model import Violation
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, LogPosition
 from truenext.store.postgresql import outcome
-from truenext.store.postgresql.forgotten import End, Fault, chain, may_repair, origin_fault
+from truenext.store.postgresql.forgotten import End, Fault, chain, fault_of_folder, origin_fault
 from truenext.store.postgresql.outcome import Finding, find
 from truenext.store.postgresql.standing_by import (
     Decision,
@@ -367,9 +367,11 @@ class FailoverModel:
         payloads = [row.payload for row in self._frames_after(broker, last.number)]
         new = list(chain(outcome.Row(last.number, last.epoch, last.digest), payloads))
         end = End(outcome.Row(*last[:3]), LogPosition(folder.number, folder.digest), broker.oldest)
-        fault = may_repair(end, new[-1].digest if new else b"")
-        if fault is not None and self._fault != "rows are repaired after another broker has gone on":
+        if (fault := fault_of_folder(end)) is not None:
             return fault
+        has_gone_on = new[-1].digest != folder.digest
+        if has_gone_on and self._fault != "rows are repaired after another broker has gone on":
+            return Fault(last.number + 1, folder.number, "another broker has gone on without them")
         if self._fault == "repaired rows have the epoch of the last row":
             new = [each._replace(epoch=last.epoch) for each in new]
         for row in new:

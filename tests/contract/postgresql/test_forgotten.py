@@ -13,8 +13,8 @@ from truenext.store.postgresql.forgotten import (
     Fault,
     chain,
     choose_heir,
+    fault_of_folder,
     former_primary_fault,
-    may_repair,
     origin_fault,
     went_other_way,
 )
@@ -48,16 +48,12 @@ def test_chain_gives_rows_the_numbers_digests_and_epochs_that_they_had() -> None
         before = row.digest
 
 
-def test_rows_that_lead_to_the_folders_end_are_repaired() -> None:
-    assert may_repair(end(oldest=101), b"end") is None
+def test_folder_with_all_rows_behind_the_log_has_no_fault() -> None:
+    assert fault_of_folder(end(oldest=101)) is None
 
 
 def test_rows_that_the_folder_no_longer_has_are_lost() -> None:
-    assert may_repair(end(oldest=102), b"end") == Fault(101, 103, "the folder no longer has row 101")
-
-
-def test_rows_of_another_way_are_not_put_behind_those_of_another_broker() -> None:
-    assert may_repair(end(), b"other") == Fault(101, 103, "another broker has gone on without them")
+    assert fault_of_folder(end(oldest=102)) == Fault(101, 103, "the folder no longer has row 101")
 
 
 @pytest.mark.parametrize(("oldest", "row", "expected"), [(101, 100, False), (101, 99, True), (102, 99, False)])

@@ -129,6 +129,25 @@ def test_broker_that_is_fenced_just_before_its_repair_says_so(
         first.append(payload(3))
 
 
+def test_broker_whose_takeover_was_forgotten_is_fenced_by_another_one_of_the_same_epoch(
+    open_writer: OpenWriter, admin: Admin, schema: str
+) -> None:
+    """The database was restored to a state before the takeover. The number of the other broker's last row does not
+    matter."""
+    open_writer().append(payload(2))
+    zombie = open_writer(take_over=True)
+    for number in (3, 4, 5):
+        zombie.append(payload(number))
+    forget(admin, schema, 2)
+    other = open_writer(take_over=True)
+    for number in range(6, 10):
+        rows = all_rows(admin, schema)
+        with pytest.raises(StoreFencedError, match=f"another broker has gone on .* \\(row {rows[-1][0]}, epoch 2\\)"):
+            zombie.append(payload(9))
+        assert all_rows(admin, schema) == rows
+        assert other.append(payload(number))
+
+
 def test_takeover_that_took_the_place_of_a_forgotten_one_is_another_row(
     open_writer: OpenWriter, admin: Admin, schema: str
 ) -> None:
@@ -136,7 +155,7 @@ def test_takeover_that_took_the_place_of_a_forgotten_one_is_another_row(
     first = open_writer()
     forget(admin, schema, 0)
     second = open_writer(take_over=True)
-    with pytest.raises(StoreForgottenError, match=r"has lost rows 1 to 1 .* another broker has gone on"):
+    with pytest.raises(StoreFencedError, match=r"another broker has gone on .* \(row 1, epoch 1\)"):
         first.append(payload(2))
     assert second.append(payload(2))
 
@@ -150,7 +169,7 @@ def test_rows_of_an_earlier_epoch_with_another_digest_are_not_continued(
     forget(admin, schema, 2)
     admin.execute(f"UPDATE {schema}.log SET digest = %s WHERE number = 2", (bytes(16),))
     rows = all_rows(admin, schema)
-    with pytest.raises(StoreForgottenError, match=r"lost rows 3 to 3 .* another broker has gone on without them"):
+    with pytest.raises(StoreFencedError, match=r"another broker has gone on .* \(row 2, epoch 1\)"):
         writer.append(payload(4))
     assert all_rows(admin, schema) == rows
 

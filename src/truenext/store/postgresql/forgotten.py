@@ -66,18 +66,10 @@ def went_other_way(end: End, payloads: Iterable[bytes]) -> bool:
     return digest != end.folder.digest
 
 
-def may_repair(end: End, rows_end: bytes) -> Fault | None:
-    """Return why the rows behind the end of the log cannot be repaired from the folder; None if they can.
-
-    `rows_end` is the digest of the last row of `chain`: if it is that of the folder's last frame, the last row of the
-    log is in the folder, too, and no other broker has gone on since.
-    """
+def fault_of_folder(end: End) -> Fault | None:
+    """Return the rows behind the end of the log if the folder no longer has all of them; None if it has."""
     first = end.last.number + 1
-    if end.oldest > first:
-        return Fault(first, end.folder.number, f"the folder no longer has row {first}")
-    if rows_end != end.folder.digest:
-        return Fault(first, end.folder.number, "another broker has gone on without them")
-    return None
+    return Fault(first, end.folder.number, f"the folder no longer has row {first}") if end.oldest > first else None
 
 
 def origin_fault(named: Origin | None, now: Origin | None, last: Row, *, is_replicated: bool) -> Fault | None:

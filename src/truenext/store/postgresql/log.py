@@ -553,8 +553,7 @@ class PostgresqlLog:
                 raise fenced_error(self._schema, last.epoch, new.epoch)
             end = repair.put_back(connection, self._schema, last, position, self.frames, self._uncertain)
             if end != Row(new.number - 1, new.epoch, new.before):
-                fault = Fault(position.number, position.number, "another broker has gone on without them")
-                raise repair.forgotten_error(self._schema, fault, ())
+                raise repair.overtaken_error(self._schema, last)
 
     def _check_standbys(self, are_named: bool) -> None:
         if self._is_replicated and not are_named:

@@ -6,11 +6,11 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 
-from truenext.errors import StoreForgottenError
+from truenext.errors import StoreFencedError, StoreForgottenError
 from truenext.store.checkpoint_format import LOG_FORMAT
 from truenext.store.log import Frames, LogPosition, Member
 from truenext.store.postgresql.connection import Connection
-from truenext.store.postgresql.forgotten import End, Fault, chain, may_repair
+from truenext.store.postgresql.forgotten import End, Fault, chain, fault_of_folder
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS, attach_partitions, statement
 from truenext.store.postgresql.log_rows import last_row
 from truenext.store.postgresql.member import read_members
@@ -42,20 +42,20 @@ def put_back(
     `frames`, or of the rows `uncertain`, which follow these frames. Call it under the lock of a takeover. Return the
     last row then.
 
-    Raises: StoreForgottenError if the rows cannot be put back; psycopg.Error
+    Raises: StoreForgottenError if the folder no longer has the rows; StoreFencedError if another broker has gone on
+    without them: `last` is not in the folder; psycopg.Error
     """
     if position.number <= last.number:
         return last
-    end = End(last, position, frames.oldest_frame)
-    rows_end = last
-    if end.oldest <= last.number + 1:
-        following = (row.payload for row in uncertain if row.number > last.number)
-        # Once only: the checkpointer may free the oldest frames meanwhile. An error undoes the insertion.
-        payloads = itertools.chain(frames.frames_after(last.number), following)
-        rows_end = _insert(connection, schema, last, chain(last, payloads))
-    fault = may_repair(end, rows_end.digest)
+    fault = fault_of_folder(End(last, position, frames.oldest_frame))
     if fault is not None:
         raise forgotten_error(schema, fault, read_members(connection, schema))
+    following = (row.payload for row in uncertain if row.number > last.number)
+    # Once only: the checkpointer may free the oldest frames meanwhile. An error undoes the insertion.
+    payloads = itertools.chain(frames.frames_after(last.number), following)
+    rows_end = _insert(connection, schema, last, chain(last, payloads))
+    if rows_end.digest != position.digest:
+        raise overtaken_error(schema, last)
     logger.warning(
         "rows that the database had forgotten were put back",
         extra={"schema": schema, "first": last.number + 1, "last": rows_end.number},
@@ -75,6 +75,15 @@ def _insert(connection: Connection, schema: str, last: Row, rows: Iterable[NewRo
                 writer.write_row((row.number, part, row.epoch, found_format, row.digest, piece))
             last = row.row
     return last
+
+
+def overtaken_error(schema: str, last: Row) -> StoreFencedError:
+    """Return the error for rows of a broker without which another one has gone on, after `last`."""
+    return StoreFencedError(
+        f"another broker has gone on with the log in schema {schema!r} from an older state of the database (row "
+        f"{last.number}, epoch {last.epoch}), without the last rows of this one: messages are served by that broker; "
+        "start this one again, so that it says which rows it alone has, and stands by"
+    )
 
 
 def forgotten_error(schema: str, fault: Fault, members: Sequence[Member]) -> StoreForgottenError:
