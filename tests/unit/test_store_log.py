@@ -76,6 +76,17 @@ def test_status_shows_a_broker_that_no_longer_writes_as_gone(monkeypatch: pytest
     ]
 
 
+@pytest.mark.parametrize("age_ms", [900, 46_000])
+def test_status_shows_one_broker_as_active_after_a_takeover(monkeypatch: pytest.MonkeyPatch, age_ms: int) -> None:
+    """C28.2"""
+    members = (replace(ACTIVE, epoch=1, number=1_190, age_ms=age_ms), replace(ACTIVE, name="b", host="host2"))
+    lines = run(monkeypatch, "status", replace(STATUS, members=members)).stdout.splitlines()
+    assert lines[1:3] == [
+        f"members  a on host1: taken over (was active), row 1,190, {age_ms / 1000:.1f} seconds ago",
+        "         b on host2: active, row 1,205, 0.3 seconds ago",
+    ]
+
+
 def test_status_names_missing_rows_and_the_brokers_that_had_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """C28.13"""
     result = run(monkeypatch, "status", LOST)

@@ -121,7 +121,7 @@ def status(broker: BrokerOptions) -> None:
     if "log" in facts:
         terminal.echo(f"log        {_log_text(facts['log'])}")
         terminal.echo(f"           {_server_text(facts['log'])}")
-        print_members("members    ", facts["log"]["members"], facts["log"]["number"])
+        print_members("members    ", facts["log"]["members"], facts["log"]["epoch"], facts["log"]["number"])
     terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")

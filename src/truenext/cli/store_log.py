@@ -42,7 +42,7 @@ def status(url: str, schema: str) -> None:
     """
     found = _read_status(url, schema)
     terminal.echo(f"log      epoch {found.epoch:,}, row {found.number:,}, on {found.server}")
-    print_members("members  ", map(asdict, found.members), found.number)
+    print_members("members  ", map(asdict, found.members), found.epoch, found.number)
     terminal.echo(f"missing  {_missing_text(found)}")
     if found.is_copy:
         terminal.echo("copy     of another database: run `truenext store adopt`, or name the other database")
