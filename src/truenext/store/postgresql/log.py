@@ -345,9 +345,12 @@ class PostgresqlLog:
             raise self._behind("the log has got another identity")
 
     def _compare_users(self, connection: Connection, epoch: int) -> None:
-        """Log a warning if the active broker has another users file, once for each."""
+        """Log a warning if the active broker has another users file, once for each, and if it has the same again."""
         for each in read_members(connection, self._schema):
             is_active = (each.role, each.epoch) == (Role.ACTIVE, epoch)
+            if is_active and self._warned_users is not None and each.users == self._member.users:
+                self._warned_users = None
+                logger.warning("the active broker has the same users file again", extra={"active": each.name})
             if is_active and each.users not in (self._member.users, self._warned_users):
                 self._warned_users = each.users
                 logger.warning(
