@@ -58,7 +58,7 @@ BROKER_POINTS = [
 ]
 WITHOUT_FILES = [*BROKER_POINTS, "/server/listener.py:__init__"]
 # The event loop hears of each signal by now, but does not carry out SIGHUP yet.
-WITH_FILES = [*BROKER_POINTS, "/broker/reload.py:__init__"]
+WITH_FILES = [*BROKER_POINTS, "/cli/serve.py:_make_reloader"]
 SERVICE_POINTS = [
     BEFORE_IMPORTS,
     "/cli/stages/run.py:<module>",

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +18,7 @@ from tests.contract.postgresql.log_writer import DURABLE
 from tests.contract.test_history import chunks_of_run
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
 from tests.integration.log_broker import LogBroker, make_schema
-from tests.integration.test_grants import UserText
+from tests.integration.test_grants import PASSWORD, UserText
 from tests.stages.postgres import PostgresServer, own_server
 from truenext.broker.config import Configuration, with_files
 from truenext.broker.settings import BrokerSettings
@@ -25,7 +26,6 @@ from truenext.cli import serve
 from truenext.errors import StoreBehindError
 from truenext.history.export import EVENTS_FOLDER
 from truenext.model.batch import Batch
-from truenext.server.listener import ListenerTls
 from truenext.store.changes import encode_batch
 
 
@@ -56,7 +56,7 @@ def configuration(tmp_path: Path) -> Configuration:
 
 def open_and_recover(configuration: Configuration, resources: ExitStack) -> Any:
     member = serve._member_settings(configuration)
-    return serve._open_and_recover(configuration, member, resources, take_over=False)
+    return serve._open_and_recover(configuration, member, resources, take_over=False, reloader=None)
 
 
 def too_far_behind() -> Any:
@@ -111,8 +111,19 @@ def test_member_has_a_digest_of_the_users_file_as_it_was_read(
     assert digests[0] == digests[1] != digests[2]
     member = serve._member_settings(read[0])
     monkeypatch.setattr(serve, "logs", mock.Mock())
-    serve._apply_changes(ListenerTls(None), None, member, mock.Mock(), read[2])
+    serve._apply_settings(member, read[2])
     assert member.users == digests[2]
+
+
+def test_reload_while_standing_by_is_applied_to_the_broker_that_takes_over(
+    configuration: Configuration,
+) -> None:
+    apply, broker = mock.Mock(), mock.Mock()
+    reloaded = replace(configuration)
+    for now in (configuration, reloaded):
+        serve._make_reloader(configuration, now, mock.Mock(), mock.Mock(), apply, broker)
+    apply.assert_called_once_with(broker, reloaded)
+    assert apply.call_args.args[1] is reloaded
 
 
 # ---- Processes ----
@@ -195,6 +206,34 @@ def test_broker_that_stands_by_with_another_users_file_warns_of_it_once(server: 
     with two_brokers(server, tmp_path, "guarded", options=options) as (_, second):
         time.sleep(2.2)
         assert second.log.count("the active broker has another users file") == 1
+
+
+def test_broker_that_stands_by_reloads_its_files_on_sighup(server: PostgresServer, tmp_path: Path) -> None:
+    # C27.12
+    users = UserText()
+    users.add("shop", ["send >"])
+    users.write(tmp_path / "users.toml")
+    options = ["--users", str(tmp_path / "users.toml"), "--log-level", "info"]
+    with two_brokers(server, tmp_path, "reloaded", CommandBroker, options=options) as (first, second):
+        users.add("till", ["send >"])
+        users.write(tmp_path / "users.toml")
+        second.send_signal(signal.SIGHUP)
+        await_text(second, "user till: added")
+        (tmp_path / "users.toml").write_text("wrong")
+        second.send_signal(signal.SIGHUP)
+        await_text(second, "configuration not reloaded")
+        first.kill()
+        second.await_start()
+        assert second.log.count("configuration reloaded") == 1
+        # Of the file as it was when it was reloaded.
+        second.connect(headers={"login": "till", "passcode": PASSWORD}).disconnect()
+
+
+def await_text(broker: LogBroker, text: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while text not in broker.log:
+        assert broker.is_running and time.monotonic() < deadline, broker.log
+        time.sleep(0.05)
 
 
 def test_failover_hands_over_and_back(server: PostgresServer, tmp_path: Path) -> None:

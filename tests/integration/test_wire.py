@@ -1278,7 +1278,7 @@ def serving(*arguments: str, listeners: int = 1) -> Iterator[list[str]]:
 def test_a_second_broker_on_the_same_folder_is_refused(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("q", b"0", persistent=True, confirmed=True)
-    complaint = failed("serve", "--data", str(own_broker.data), "--listen", "stomp://127.0.0.1:0")
+    complaint = failed("serve", "--data", str(own_broker.data), "--listen", "stomp://127.0.0.1:0", status=2)
     assert f"data folder {own_broker.data} is in use by the broker of process {own_broker.pid}" in complaint
     client.send("q", b"1", persistent=True, confirmed=True)
     own_broker.restart(is_clean=False)

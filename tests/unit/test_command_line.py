@@ -55,6 +55,7 @@ from truenext.errors import (
     StoreError,
     StoreFencedError,
     StoreForgottenError,
+    StoreInUseError,
     TruenextError,
 )
 from truenext.model.url import DEFAULT_URL
@@ -309,6 +310,7 @@ def test_options_that_contradict_one_another_are_refused(
     [
         (StoreFencedError("another broker has taken over"), 3),
         (StoreForgottenError("rows are lost"), 4),
+        (StoreInUseError("the folder is in use"), 2),
         (StoreError("the disk fails"), 1),
         (HistoryError("the disk fails"), 1),
         (ConfigurationError("another broker is active"), 2),

@@ -31,7 +31,8 @@ STATUS = StoreStatus(
     missing=None,
     is_copy=False,
 )
-LOST = replace(STATUS, number=1_199, missing=Fault(1_200, 1_205, "the folder no longer has row 1200"))
+LOST_ROWS = Fault(1_200, 1_205, "the folder no longer has row 1200")
+LOST = replace(STATUS, number=1_199, missing=LOST_ROWS)
 COPY = replace(STATUS, is_copy=True)
 
 
@@ -91,17 +92,19 @@ def test_status_names_missing_rows_and_the_brokers_that_had_them(monkeypatch: py
     """C28.13"""
     result = run(monkeypatch, "status", LOST)
     assert result.exit_code == 1
-    last = result.stdout.splitlines()[-1]
-    assert last == ("missing  rows 1,200 to 1,205: the folder no longer has row 1200; a had row 1,205; b had row 1,200")
+    assert result.stdout.splitlines()[-2:] == [
+        "missing  rows 1,200 to 1,205: the folder no longer has row 1200; a had row 1,205; b had row 1,200",
+        f"         {LOST_ROWS.advice}",
+    ]
     unknown = replace(LOST, missing=Fault(1_201, None, "PostgreSQL has changed"))
-    last = run(monkeypatch, "status", unknown).stdout.splitlines()[-1]
+    last = run(monkeypatch, "status", unknown).stdout.splitlines()[-2]
     assert last == "missing  perhaps from row 1,201 on: PostgreSQL has changed; a had row 1,205"
 
 
 def test_status_does_not_tell_from_which_row_another_broker_has_gone_on(monkeypatch: pytest.MonkeyPatch) -> None:
     members = (replace(ACTIVE, number=1_199), replace(STANDING_BY, number=1_300))
     status = replace(LOST, members=members, missing=Fault(1_200, 1_300, "they are lost"))
-    assert run(monkeypatch, "status", status).stdout.endswith("rows up to 1,300: they are lost; b had row 1,300\n")
+    assert "  rows up to 1,300: they are lost; b had row 1,300\n" in run(monkeypatch, "status", status).stdout
     silent = replace(status, members=(replace(members[0], age_ms=2_000), members[1]))
     assert "rows 1,200 to 1,300: " in run(monkeypatch, "status", silent).stdout
 
@@ -134,6 +137,8 @@ def test_log_is_renewed_once_the_name_of_its_schema_is_typed(
     assert result.exit_code == 0
     assert "identity 89abcdef" in result.stdout
     assert ("missing: " in result.stdout) == (status is LOST)
+    assert (f"{LOST_ROWS.advice}.\n" in result.stdout) == (command == "accept-loss")
+    assert ("This may be the original" in result.stdout) == (command == "adopt" and not status.is_copy)
     renew.assert_called_once_with("postgresql:///truenext", "main", is_copy=command == "adopt")
 
 

@@ -33,8 +33,9 @@ request (there is no such queue, or no queue can have that name), if a queue is 
 damaged. The command failed if a disk fails, or standard input cannot be read. A part is missing if an `--id` was not \
 found, or if fewer messages came than `receive --count` asked for. |
 | 2 | There is no answer. The command line is invalid; or no broker answers (there is none, it closes the connection, \
-or the peer is no broker; for `status` and `reload` also an ERROR); or standard output cannot be written to. |
-| 3 | Of `serve`: another broker has taken over its messages in PostgreSQL. Do not start this one again by itself. |
+or the peer is no broker; for `status` and `reload` also an ERROR); or another \
+process uses the data folder; or standard output cannot be written to. |
+| 3 | Of `serve`: another broker has taken over its messages in PostgreSQL. Started again, this one stands by. |
 | 4 | Of `serve`: the database has lost messages that it had confirmed. A person must decide what to do. |
 | 130 | Ctrl-C ended the command. |
 | 141 | The reader of the command's output has gone. |

@@ -42,7 +42,8 @@ class Reloader:
     ) -> None:
         """`read_again` reads the file; it raises ConfigurationError if the file has faults or cannot be read. `apply`
         makes all changes in one step."""
-        self._current = current
+        self.current = current
+        """Configuration that was applied last."""
         self._read_again = read_again
         self._apply = apply
 
@@ -61,11 +62,11 @@ class Reloader:
     @property
     def _file(self) -> Path | None:
         """Configuration file; without a configuration file, the users file or certificate. None if there is none."""
-        settings = self._current.broker
-        return self._current.file or settings.users or settings.certificate
+        settings = self.current.broker
+        return self.current.file or settings.users or settings.certificate
 
     def _reload(self) -> ReloadResult:
-        current = self._current
+        current = self.current
         name = str(self._file)
         try:
             new = self._read_again()
@@ -77,7 +78,7 @@ class Reloader:
         if errors:
             return ReloadResult(name, [], errors)
         self._apply(new)
-        self._current = new
+        self.current = new
         return ReloadResult(name, list(_changes(current, new)), [])
 
 

@@ -3,8 +3,8 @@ broker that stands by is still starting.
 
 SIGTERM, SIGINT    end the start at once, with exit status 0. An interrupted start does no harm.
 SIGHUP             is noted if a broker starts. Only the parsed options tell whether the broker has files to reload. A
-                   broker with such files reloads them once it listens. A broker without such files ends, as at any
-                   later SIGHUP.
+                   broker with such files reloads them once it stands by or listens. A broker without such files ends,
+                   as at any later SIGHUP.
 
 The handlers of the running broker or service later replace these handlers.
 """
@@ -32,8 +32,11 @@ def listen(arguments: Sequence[str]) -> None:
         signal.signal(signal.SIGHUP, lambda number, _: _noted.append(number))
 
 
-def has_noted_sighup() -> bool:
-    return bool(_noted)
+def take_noted_sighup() -> bool:
+    """Return whether a SIGHUP was noted since the last call."""
+    is_noted = bool(_noted)
+    _noted.clear()
+    return is_noted
 
 
 def restore_sighup() -> None:

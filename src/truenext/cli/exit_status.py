@@ -2,8 +2,8 @@
 
 0      the command is done, or the answer to its question is yes
 1      the command failed, or did only a part of what was named; or the answer is no, such as a broker's ERROR
-2      there is no answer: the command line is invalid, no broker answers, an answer is cut off, or standard output
-       cannot be written to
+2      there is no answer: the command line is invalid, no broker answers, an answer is cut off, another process uses
+       the data folder, or standard output cannot be written to
 3      `serve` has ended because another broker has taken over its log, or was named by `failover` to do so
 4      `serve` has ended because its database has lost rows that it had confirmed, and that no broker can put back
 130    Ctrl-C
@@ -28,6 +28,7 @@ from truenext.errors import (
     RemoteProtocolError,
     StoreFencedError,
     StoreForgottenError,
+    StoreInUseError,
     TruenextError,
 )
 
@@ -42,9 +43,9 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit status of a command whose reader has gone. The status is that of a process ended by SIGPIPE. It differs from 1,
 which would be an answer."""
 
-NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
-"""Errors that mean that there is no answer: no request could be sent, no request was answered, or the peer is no
-broker."""
+NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError, StoreInUseError)
+"""Errors that mean that there is no answer: no request could be sent, no request was answered, the peer is no broker,
+or another process uses the data folder."""
 
 
 START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"

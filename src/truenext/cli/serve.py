@@ -88,8 +88,12 @@ def serve(
     # Before the broker stands by, perhaps for months.
     _log_warnings(configuration)
     member = _member_settings(configuration)
+    reloader = None if reread is None else Reloader(configuration, reread, apply=partial(_apply_settings, member))
     with ExitStack() as resources:
-        opened, engine, recovered = _open_and_recover(configuration, member, resources, take_over=take_over)
+        opened, engine, recovered = _open_and_recover(
+            configuration, member, resources, take_over=take_over, reloader=reloader
+        )
+        started_with, configuration = configuration, configuration if reloader is None else reloader.current
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         make_broker = partial(
@@ -106,9 +110,11 @@ def serve(
             server_name=settings.server_name,
             session_factories=make_session_factories(),
         )
-        apply = partial(_apply_changes, tls, opened.exporter, member)
-        make_reloader = None if reread is None else partial(Reloader, configuration, reread)
-        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader, apply)
+        apply = partial(_apply_changes, tls, opened.exporter)
+        make_reloader = None
+        if reread is not None:
+            make_reloader = partial(_make_reloader, started_with, configuration, reread, member, apply)
+        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader)
         run = partial(run, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
@@ -118,16 +124,23 @@ def serve(
 
 
 def _open_and_recover(
-    configuration: Configuration, member: MemberSettings, resources: ExitStack, *, take_over: bool
+    configuration: Configuration,
+    member: MemberSettings,
+    resources: ExitStack,
+    *,
+    take_over: bool,
+    reloader: Reloader | None,
 ) -> tuple[_OpenStore, Engine, Recovered]:
-    """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over. `resources`
-    closes the store.
+    """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over, and reloads
+    its configuration at SIGHUP meanwhile. `resources` closes the store.
 
     Raises: see `_open_store` and `recover`
     """
     while True:
         with ExitStack() as attempt:
             opened = _open_store(configuration.broker, member, attempt, take_over=take_over)
+            if reloader is not None and isinstance(opened.store, EmbeddedStore):
+                opened.store.while_standing_by = partial(_reload_if_signalled, reloader)
             try:
                 engine, recovered = _recover(configuration, opened)
             except StoreBehindError as error:
@@ -135,6 +148,11 @@ def _open_and_recover(
                 continue
             resources.enter_context(attempt.pop_all())
             return opened, engine, recovered
+
+
+def _reload_if_signalled(reloader: Reloader) -> None:
+    if early_signals.take_noted_sighup():
+        reloader.reload()
 
 
 def _recover(configuration: Configuration, opened: _OpenStore) -> tuple[Engine, Recovered]:
@@ -269,22 +287,40 @@ def _open_log(settings: BrokerSettings, member: MemberSettings, *, take_over: bo
     )
 
 
-def _apply_changes(
-    tls: ListenerTls,
-    exporter: HistoryExporter | None,
+def _make_reloader(
+    started_with: Configuration,
+    configuration: Configuration,
+    reread: Callable[[], Configuration],
     member: MemberSettings,
+    apply: Callable[[Broker, Configuration], None],
     broker: Broker,
-    changed: Configuration,
-) -> None:
-    broker.change_policies(changed.policies)
+) -> Reloader:
+    """Return the reloader of a broker that has started, and apply what was reloaded while it stood by."""
+
+    def apply_all(changed: Configuration) -> None:
+        apply(broker, changed)
+        _apply_settings(member, changed)
+
+    if configuration is not started_with:
+        apply(broker, configuration)
+    return Reloader(configuration, reread, apply=apply_all)
+
+
+def _apply_settings(member: MemberSettings, changed: Configuration) -> None:
+    """Apply the changes that concern a broker that stands by, too."""
     if changed.users is not None:
         member.users = changed.users.digest
+    _log_warnings(changed)
+    logs.configure_logging(changed.broker.log_level.value)
+
+
+def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
+    broker.change_policies(changed.policies)
+    if changed.users is not None:
         broker.users.replace(changed.users)
         broker.warnings.keep_users(changed.users)
     if changed.certificates is not None:
         tls.context = changed.certificates.context
-    _log_warnings(changed)
-    logs.configure_logging(changed.broker.log_level.value)
     if exporter is not None:
         exporter.set_retention(bytes_max=changed.broker.history_bytes_max, days_max=changed.broker.history_days_max)
 
@@ -334,8 +370,7 @@ async def _run(
     make_listener: Callable[..., Listener],
     addresses: Sequence[Address],
     tls: ListenerTls,
-    make_reloader: Callable[..., Reloader] | None,
-    apply: Callable[[Broker, Configuration], None],
+    make_reloader: Callable[[Broker], Reloader] | None,
     *,
     after_clean_stop: bool,
 ) -> str | None:
@@ -359,12 +394,12 @@ async def _run(
         broker.end = stop.set
         await broker.start(after_clean_stop=after_clean_stop)
         if make_reloader is not None:
-            broker.reload = make_reloader(apply=partial(apply, broker)).reload
+            broker.reload = make_reloader(broker).reload
             # Not `loop.add_signal_handler`: the loop would reload once more for a SIGHUP that was noted before.
             signal.signal(
                 signal.SIGHUP, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(broker.reload)
             )
-            if early_signals.has_noted_sighup():
+            if early_signals.take_noted_sighup():
                 # The loop calls it once all listeners are there.
                 loop.call_soon(broker.reload)
         listeners: list[Listener] = []

@@ -44,6 +44,8 @@ def status(url: str, schema: str) -> None:
     terminal.echo(f"log      epoch {found.epoch:,}, row {found.number:,}, on {found.server}")
     print_members("members  ", map(asdict, found.members), found.epoch, found.number)
     terminal.echo(f"missing  {_missing_text(found)}")
+    if found.missing is not None:
+        terminal.echo(f"         {found.missing.advice}")
     if found.is_copy:
         terminal.echo("copy     of another database: run `truenext store adopt`, or name the other database")
     if found.is_copy or found.missing is not None:
@@ -66,7 +68,8 @@ def accept_loss(url: str, schema: str) -> None:
     if found.missing is None:
         raise ConfigurationError(f"no row is missing in schema {schema}: nothing was changed")
     terminal.echo(f"missing: {_missing_text(found)}")
-    _renew(url, schema, is_copy=False)
+    terminal.echo(f"{found.missing.advice}.")
+    _renew(url, schema, "lose these rows", is_copy=False)
 
 
 @click.command()
@@ -84,8 +87,13 @@ def adopt(url: str, schema: str) -> None:
     found = _read_status(url, schema)
     if found.missing is not None:
         terminal.echo(f"missing: {_missing_text(found)}")
+    if not found.is_copy:
+        terminal.echo(
+            "This may be the original: its system identifier does not differ from that in the log. A base backup or a "
+            "snapshot has the same, too."
+        )
     terminal.echo("Consumers will get the messages of this copy, and those of the other database get the same ones.")
-    _renew(url, schema, is_copy=True)
+    _renew(url, schema, "give this log a new identity", is_copy=True)
 
 
 def _read_status(url: str, schema: str) -> StoreStatus:
@@ -95,9 +103,9 @@ def _read_status(url: str, schema: str) -> StoreStatus:
         raise NoAnswerFailure(error) from error
 
 
-def _renew(url: str, schema: str, *, is_copy: bool) -> None:
-    """Give a log a new identity, if the operator types the name of its schema."""
-    terminal.echo(f"Type the name of the schema, {schema}, to go on:", err=True)
+def _renew(url: str, schema: str, purpose: str, *, is_copy: bool) -> None:
+    """Give a log a new identity for this purpose, if the operator types the name of its schema."""
+    terminal.echo(f"Type the name of the schema, {schema}, to {purpose}:", err=True)
     if sys.stdin is None or sys.stdin.readline().strip() != schema:
         raise ConfigurationError("that is not the name of the schema: nothing was changed")
     try:

@@ -119,6 +119,8 @@ class EmbeddedStore:
         may be too many rows for `Recovered`. A row may have several chunks, one behind the other."""
         self.flush_history: Callable[[], None] = lambda: None
         """Function that makes what `follow_history` was given readable for other processes."""
+        self.while_standing_by: Callable[[], None] = lambda: None
+        """Function that is called several times a second while the broker stands by."""
         self._last_applied = 0
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
@@ -491,6 +493,7 @@ class EmbeddedStore:
             self._follow_rows(log)
             self._checkpointer.work()
             self.flush_history()
+            self.while_standing_by()
         self._follow_rows(log)
         recovered = apply_journal(self._checkpoint.read()[0], self._overlay.indexes)
         if not recovered.clean_stop:

@@ -53,6 +53,17 @@ def test_error_names_each_host_and_each_reason_once() -> None:
     assert not error.is_lasting
 
 
+def test_error_of_a_standby_names_it_and_says_what_to_do() -> None:
+    read_only = 'connection to server at "10.0.0.1", port 5432 failed: session is read-only'
+    error = error_of(all_failures(REFUSED.format(ip="10.0.0.1", port=5432), read_only), "postgresql://app@a,b/shop")
+    assert str(error) == (
+        "cannot connect to PostgreSQL at a:5432,b:5432 (database shop, user app): Connection refused; b:5432 is a "
+        "standby, or read-only: start the primary, or promote the standby"
+    )
+    assert not error.is_lasting
+    assert "db1:5432 is a standby" in str(error_of(read_only))
+
+
 @pytest.mark.parametrize("hosts", ["a", "a,b"])
 def test_error_of_sockets_has_one_reason_and_the_next_step(hosts: str, tmp_path: Path) -> None:
     folders = ",".join(str(tmp_path / each) for each in hosts.split(","))

@@ -325,6 +325,16 @@ def test_standby_with_another_users_file_warns_once(
     assert sum("another users file" in record.message for record in caplog.records) == count
 
 
+def test_standby_whose_users_file_was_corrected_says_so_once(
+    active: LogWriter, standby: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    for users in ("other", "", ""):
+        standby.log._member = replace(standby.log._member, users=users)
+        look_for(standby, 1.2)
+        active.append()
+    assert sum("the same users file again" in record.message for record in caplog.records) == 1
+
+
 def test_second_broker_with_a_member_name_is_refused(
     active: LogWriter, log_server: PostgresServer, schema: str
 ) -> None:

@@ -18,7 +18,7 @@ from truenext.store.log import EMPTY_PAYLOAD, Role
 from truenext.store.postgresql.check import check_log
 from truenext.store.postgresql.compaction import compact
 from truenext.store.postgresql.initialization import connected
-from truenext.store.postgresql.kept import ActiveBroker, encode_active, read_facts
+from truenext.store.postgresql.kept import ActiveBroker, encode_active, read_facts, write_later_origin
 from truenext.store.postgresql.layout import Connection
 from truenext.store.postgresql.member import write_member
 from truenext.store.postgresql.renewal import (
@@ -103,6 +103,26 @@ def test_status_on_another_timeline_after_replicated_rows_lacks_nothing(
     set_origin(admin, schema, OTHER_TIMELINE)
     replicated = encode_active(ActiveBroker(5000, is_replicated=True, place="here"))
     admin.execute(f"UPDATE {schema}.fact SET value = %s WHERE kind = 'active'", (replicated,))
+    assert read_status(url_of(log_server), schema).missing is None
+
+
+def test_status_of_a_former_primary_says_so_until_its_loss_is_accepted(
+    log_server: PostgresServer, schema: str, admin: Connection, writer: LogWriter
+) -> None:
+    """C28.14: also if members had rows, which do not tell why they are missing."""
+    stop(writer)
+    origin = read_facts(admin, schema).origin
+    assert origin is not None
+    describe_member(log_server, schema, "b", writer.position.number + 7)
+    for timeline, is_former in ((origin.timeline, False), (origin.timeline + 1, True)):
+        with connected(url_of(log_server)) as connection:
+            write_later_origin(connection, schema, origin._replace(timeline=timeline))
+        missing = read_status(url_of(log_server), schema).missing
+        assert missing is not None and ("former primary" in missing.reason) == is_former
+    damages: list[object] = []
+    check_log(url_of(log_server), schema, damages.append, lambda *_: None)
+    assert damages == []
+    renew_log(log_server, schema)
     assert read_status(url_of(log_server), schema).missing is None
 
 

@@ -24,6 +24,7 @@ from truenext.store.postgresql.kept import ORIGIN, ActiveBroker, encode_active
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS
 from truenext.store.postgresql.member import write_member
 from truenext.store.postgresql.outcome import Finding, NewRow
+from truenext.store.postgresql.renewal import read_status
 
 Admin = psycopg.Connection[Any]
 
@@ -214,7 +215,7 @@ def test_rows_are_not_put_back_on_a_former_primary(open_writer: OpenWriter, admi
     origin = writer.log._origin
     assert origin is not None
     writer.log._known = origin._replace(timeline=origin.timeline + 1)
-    with pytest.raises(StoreForgottenError, match="is on timeline 1, and this broker's folder has rows of timeline 2"):
+    with pytest.raises(StoreForgottenError, match="is on timeline 1, and brokers have followed timeline 2"):
         writer.append(payload(3))
 
 
@@ -293,8 +294,10 @@ def test_folder_that_has_followed_a_later_timeline_refuses_a_former_primary(
     rows = all_rows(admin, schema)
     again = reopened(writer, log_server, schema, folder=tmp_path, name="standby")
     assert again.log.stands_by(again.position)
-    with pytest.raises(StoreForgottenError, match="is on timeline 1, and this broker's folder has rows of timeline 2"):
+    with pytest.raises(StoreForgottenError, match="is on timeline 1, and brokers have followed timeline 2"):
         again.log.take_over(again.position)
+    status = read_status(url_of(log_server), schema)
+    assert status.missing is not None and "former primary that has come back" in status.missing.reason
     with pytest.raises(StoreForgottenError):
         again.log.relation(LogPosition(1, bytes(16)))
     assert all_rows(admin, schema) == rows

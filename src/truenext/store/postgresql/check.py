@@ -68,6 +68,7 @@ _KINDS = _NAMED_KINDS | {
     "history",
     "kept bytes",
     "origin",
+    "later origin",
     "active",
     "stop",
 }

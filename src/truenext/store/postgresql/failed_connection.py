@@ -18,6 +18,7 @@ TEXT_LENGTH_MAX = 300
 _TARGET_LENGTH_MAX = 140
 _ADVICE = ": start the server, or correct the URL"
 """Advice for a server that has not answered."""
+_STANDBY_ADVICE = ": start the primary, or promote the standby"
 
 
 class NoConnectionError(psycopg.OperationalError):
@@ -35,6 +36,8 @@ def connection_error(error: psycopg.Error, parameters: Mapping[str, str]) -> NoC
     text = f"cannot connect to PostgreSQL at {target.text}: {reasons}"
     is_lasting = all(finding.is_lasting for finding in findings)
     advice = "" if is_lasting or "FATAL:" in str(error) else _ADVICE
+    if any(finding.is_standby for finding in findings):
+        advice = _STANDBY_ADVICE
     found = NoConnectionError(_cut(text, TEXT_LENGTH_MAX - len(advice)) + advice)
     found.is_lasting = is_lasting
     return found
@@ -47,6 +50,7 @@ def _cut(text: str, length: int) -> str:
 class _Finding(NamedTuple):
     text: str
     is_lasting: bool
+    is_standby: bool = False
 
 
 class _Target:
@@ -82,6 +86,7 @@ class _Target:
 
 
 _ALL_FAILURES = "All failures were:\n"
+_ATTEMPT = re.compile(r"- host: '(?P<host>.*?)', port: '(?P<port>\w+)'")
 _PREFIX = re.compile(
     r"^(- host: ('.*?'|None), port: ('.*?'|None), hostaddr: ('.*?'|None): )?(connection failed: |connection is bad: )?"
     r"(connection to server (at|on socket) \"[^\"]*\"( \([^)]*\))?(, port \w+)? failed: )?"
@@ -92,8 +97,16 @@ _HINT = re.compile(r"^(\t|Either provide|password retrieved from|DETAIL:|HINT:)"
 
 def _findings(text: str, target: _Target) -> Iterator[_Finding]:
     for line in text.partition(_ALL_FAILURES)[2].splitlines() or text.splitlines():
-        if line.strip() and not _HINT.match(line):
+        if "session is read-only" in line:
+            yield _Finding(f"{_server_of(line, target)} is a standby, or read-only", is_lasting=False, is_standby=True)
+        elif line.strip() and not _HINT.match(line):
             yield _finding(_PREFIX.sub("", line).strip(), target)
+
+
+def _server_of(line: str, target: _Target) -> str:
+    """Return host and port of a line that tells of an attempt to connect."""
+    found = _ATTEMPT.match(line)
+    return f"{found['host']}:{found['port']}" if found else target.servers[0]
 
 
 _PASSFILE = "the passfile (PGPASSFILE, or ~/.pgpass)"

@@ -35,8 +35,9 @@ class Fault(NamedTuple):
     """None if it is unknown."""
     reason: str
     advice: str = (
-        "Is this a former primary? Then name the present one in --store. Otherwise start the broker that has these "
-        "rows, or restore the database with them"
+        "If another server has these rows, this one is a former primary that has come back, or a restored backup: "
+        "stop this one, and name the other one in the URL. Otherwise start the broker that has the rows, or restore "
+        "the database with them"
     )
 
 
@@ -93,15 +94,16 @@ def origin_fault(named: Origin | None, now: Origin | None, last: Row, *, is_repl
 
 
 def former_primary_fault(known: Origin | None, now: Origin | None, last: int) -> Fault | None:
-    """Return the rows that are missing because the database is on an earlier timeline than the one that a folder has
-    `known`; None if it is not. `last` is the number of the last row of the log."""
+    """Return the rows that are missing because the database is on an earlier timeline than the one `known`, which a
+    broker's folder has followed; None if it is not. `last` is the number of the last row of the log."""
     if known is None or now is None or known.system != now.system or known.timeline <= now.timeline:
         return None
     return Fault(
         last + 1,
         None,
-        f"PostgreSQL is on timeline {now.timeline}, and this broker's folder has rows of timeline {known.timeline}",
-        "Name the present primary in --store",
+        f"PostgreSQL is a former primary that has come back, or a restored backup: it is on timeline {now.timeline}, "
+        f"and brokers have followed timeline {known.timeline}",
+        "Stop this server, and name the present primary in the URL",
     )
 
 

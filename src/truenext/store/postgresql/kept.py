@@ -74,6 +74,8 @@ class Facts:
     recovered: Recovered
     origin: Origin | None
     """Origin that the last takeover has named; None if none has."""
+    later_origin: Origin | None
+    """Later origin that a broker has followed before it refused this server; None if none has."""
     active: ActiveBroker
     earlier: dict[str, int]
     """Number of the last row by each earlier identity."""
@@ -152,6 +154,7 @@ def _decode_facts(kinds: dict[str, dict[bytes, bytes]]) -> Facts:
         kept_bytes=NUMBER.unpack(kinds["kept bytes"][b""])[0],
         recovered=recovered,
         origin=Origin(*ORIGIN.unpack(kinds["origin"][b""])) if "origin" in kinds else None,
+        later_origin=Origin(*ORIGIN.unpack(kinds["later origin"][b""])) if "later origin" in kinds else None,
         active=decode_active(kinds.get("active", {}).get(b"")),
         earlier={name.decode(): NUMBER.unpack(value)[0] for name, value in kinds.get("earlier identity", {}).items()},
     )
@@ -381,6 +384,14 @@ def write_fact(connection: Connection, schema: str, kind: str, value: bytes, nam
         ),
         (kind, name, value),
     )
+
+
+def write_later_origin(connection: Connection, schema: str, origin: Origin) -> None:
+    """Note for `store status` that a broker has followed a later origin than that of this server, without a wait for
+    the standby, which a former primary has not. Raises: psycopg.Error"""
+    with connection.transaction():
+        connection.execute("SET LOCAL synchronous_commit = off")
+        write_fact(connection, schema, "later origin", ORIGIN.pack(*origin))
 
 
 class DamagedLogError(StoreError):

@@ -31,6 +31,8 @@ The facts, with numbers in big-endian:
     kept bytes                                  ->  u64     in use by `kept`: its records and marks, and KEPT_ROW_BYTES
                                                             for each of its rows
     origin                                      ->  u64 system identifier, u32 timeline of the last takeover
+    later origin                                ->  the same of the later one that a broker has followed elsewhere, if
+                                                            this server is a former primary
     active                                      ->  u32 failover_after_ms, u8 replicated (0 or 1) and place of the last
                                                             active broker
     stop                                        ->  u64 last row of a clean stop, name of the heir

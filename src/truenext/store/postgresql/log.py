@@ -334,7 +334,9 @@ class PostgresqlLog:
     def _check_is_no_former_primary(self, connection: Connection, last: int) -> None:
         """Raises: StoreForgottenError if the folder has followed a later timeline"""
         fault = former_primary_fault(self._known, connection.origin, last)
-        if fault is not None:
+        if fault is not None and self._known is not None:
+            with suppress(psycopg.errors.DiskFull):
+                kept.write_later_origin(connection, self._schema, self._known)
             raise repair.forgotten_error(self._schema, fault, read_members(connection, self._schema))
 
     def _check_identity(self, found: str) -> None:
@@ -343,9 +345,12 @@ class PostgresqlLog:
             raise self._behind("the log has got another identity")
 
     def _compare_users(self, connection: Connection, epoch: int) -> None:
-        """Log a warning if the active broker has another users file, once for each."""
+        """Log a warning if the active broker has another users file, once for each, and if it has the same again."""
         for each in read_members(connection, self._schema):
             is_active = (each.role, each.epoch) == (Role.ACTIVE, epoch)
+            if is_active and self._warned_users is not None and each.users == self._member.users:
+                self._warned_users = None
+                logger.warning("the active broker has the same users file again", extra={"active": each.name})
             if is_active and each.users not in (self._member.users, self._warned_users):
                 self._warned_users = each.users
                 logger.warning(
@@ -396,13 +401,13 @@ class PostgresqlLog:
         Return this row, None if the log has another last row; and whether the standby has it for certain, too, if
         there must be one.
         """
+        self._check_is_no_former_primary(connection, self._last_number)
         repair.attach_missing(connection, self._schema, position)
         connection.has_warned = False
         with takeover.locked(connection, self._schema) as last:
             self._check_identity(kept.read_identity(connection, self._schema))
             if last not in own and not self._was_seen(connection, last, position):
                 return None, True
-            self._check_is_no_former_primary(connection, last.number)
             end = repair.put_back(connection, self._schema, last, position, self.frames)
             fault = self._origin_fault(connection, end)
             if fault is None:

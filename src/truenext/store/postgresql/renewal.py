@@ -14,7 +14,7 @@ from truenext.store.changes import RareChanges
 from truenext.store.checkpoint_format import NUMBER
 from truenext.store.log import Member, Role
 from truenext.store.postgresql.connection import Connection
-from truenext.store.postgresql.forgotten import Fault, origin_fault
+from truenext.store.postgresql.forgotten import Fault, former_primary_fault, origin_fault
 from truenext.store.postgresql.initialization import connected
 from truenext.store.postgresql.kept import HISTORY, Facts, read_facts, write_fact
 from truenext.store.postgresql.layout import (
@@ -71,12 +71,13 @@ def read_status(url: str, schema: str) -> StoreStatus:
 def _status(connection: Connection, facts: Facts, members: tuple[Member, ...], last: Row) -> StoreStatus:
     named, now = facts.origin, connection.origin
     is_copy = named is not None and now is not None and named.system != now.system
+    missing = former_primary_fault(facts.later_origin, now, last.number) or _forgotten(members, last)
     return StoreStatus(
         server=connection.where,
         epoch=last.epoch,
         number=last.number,
         members=members,
-        missing=_forgotten(members, last) or (None if is_copy else _never_copied(connection, facts, last)),
+        missing=missing or (None if is_copy else _never_copied(connection, facts, last)),
         is_copy=is_copy,
     )
 
@@ -133,6 +134,7 @@ def _renew(connection: Connection, schema: str, facts: Facts, last: Row) -> str:
     write_fact(connection, schema, "identity", identity.encode())
     write_fact(connection, schema, "earlier identity", NUMBER.pack(last.number), facts.recovered.identity.encode())
     write_fact(connection, schema, "history", HISTORY.pack(run + RUNS_SKIPPED, event + EVENTS_SKIPPED))
+    connection.execute(statement(schema, "DELETE FROM {fact} WHERE kind = 'later origin'"))
     # They describe what the log was.
     connection.execute(statement(schema, "DELETE FROM {member}"))
     return identity
