@@ -161,6 +161,9 @@ class FakeLog:
     def hand_over(self, heir: str) -> None:
         self.heirs.append(heir)
 
+    def leave(self) -> None:
+        pass
+
     def append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> bool:
         assert not self.is_closed
         if number == self._in_doubt:

@@ -14,9 +14,11 @@ import pytest
 
 from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.naive_history import read_folder, read_parquet
-from tests.contract.postgresql.log_writer import DURABLE
+from tests.contract.postgresql.log_writer import DURABLE, rows_of, url_of
+from tests.contract.postgresql.test_log import Standby, set_globally
 from tests.contract.test_history import chunks_of_run
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+from tests.integration.forked import completed_text
 from tests.integration.log_broker import LogBroker, make_schema
 from tests.integration.test_grants import PASSWORD, UserText
 from tests.stages.postgres import PostgresServer, own_server
@@ -196,6 +198,9 @@ def test_broker_that_stands_by_ends_with_status_0_by_a_signal(server: PostgresSe
         assert second.is_running
         second.stop()
         assert first.is_running
+        shown = completed_text("store", "status", url_of(server), "--schema", "signalled").stdout
+        (line,) = [each for each in shown.splitlines() if "second on" in each]
+        assert ": stopped, row " in line
 
 
 def test_broker_that_stands_by_with_another_users_file_warns_of_it_once(server: PostgresServer, tmp_path: Path) -> None:
@@ -234,6 +239,50 @@ def await_text(broker: LogBroker, text: str) -> None:
     while text not in broker.log:
         assert broker.is_running and time.monotonic() < deadline, broker.log
         time.sleep(0.05)
+
+
+def test_brokers_without_the_synchronous_standby_end_after_their_patience_and_never_fence_each_other(
+    tmp_path: Path,
+) -> None:
+    # C27.7, C28.4
+    with own_server(**DURABLE, wal_level="replica", max_wal_senders="5") as server, ExitStack() as resources:
+        receiver = Standby(server, server.folder / "received")
+        (server.folder / "received").mkdir(mode=0o777)
+        (server.folder / "received").chmod(0o777)
+        make_schema(server, "waiting")
+        with server.connect() as admin:
+            set_globally(admin, "synchronous_standby_names", "pg_receivewal")
+        receiver.start()
+        resources.callback(receiver.stop)
+        brokers = [
+            LogBroker(
+                tmp_path / name,
+                server,
+                "waiting",
+                ["--member", name],
+                patience_ms=5000,
+                failover_after_ms=2000,
+                durability="replicated",
+            )
+            for name in ("first", "second")
+        ]
+        for each in brokers:
+            resources.callback(each.clean_up)
+        first, second = brokers
+        first.start()
+        second.begin_start()
+        await_member(first, "second")
+        receiver.stop()
+        for each in brokers:
+            assert each.wait_for_end() == 1
+            assert "the synchronous standby of PostgreSQL" in each.log
+            assert "available again" not in each.log and "ended a session" not in each.log
+        shown = completed_text("store", "status", url_of(server), "--schema", "waiting").stdout
+        assert "standby  of PostgreSQL has not confirmed since" in shown
+        receiver.start()
+        second.start()
+        with server.connect() as admin:
+            assert {epoch for _, epoch, _ in rows_of(admin, "waiting")} == {0, 1, 2}
 
 
 def test_failover_hands_over_and_back(server: PostgresServer, tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_status_of_a_whole_log_shows_each_broker(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def test_status_shows_that_the_standby_of_postgresql_does_not_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(monkeypatch, "status", replace(STATUS, waiting_since_ms=1_790_000_000_000))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == (
+        "standby  of PostgreSQL has not confirmed since 2026-09-21 14:13:20 UTC: nothing is confirmed meanwhile"
+    )
+
+
 def test_status_shows_a_broker_that_no_longer_writes_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """C28.2"""
     members = (

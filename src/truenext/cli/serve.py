@@ -239,6 +239,8 @@ def _open_store(
     log = _open_log(settings, member, take_over=take_over)
     store = EmbeddedStore(data, disk_limit=settings.disk_limit, log=log)
     resources.callback(store.close)
+    if log is not None:
+        early_signals.call_before_end(log.leave)
     if is_writable_by_others(data):
         logger.warning("other users of this machine can write to the data folder", extra={"folder": str(data)})
     if not settings.history:

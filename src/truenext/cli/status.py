@@ -1,6 +1,5 @@
 """`truenext queues` and `truenext status`: show the queues and the state of a running broker."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -73,8 +72,7 @@ _AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "s
 def _server_text(log: dict[str, Any]) -> str:
     if log["awaited"] is None:
         return f"on {log['server']}"
-    since = datetime.fromtimestamp(log["waiting_since_ms"] / 1000, UTC)
-    awaited = f"waiting for {_AWAITED[log['awaited']]} since {since:%Y-%m-%d %H:%M:%S} UTC"
+    awaited = f"waiting for {_AWAITED[log['awaited']]} since {terminal.format_utc(log['waiting_since_ms'])}"
     return f"on {log['server']}; {awaited}, nothing is confirmed meanwhile"
 
 

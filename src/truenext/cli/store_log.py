@@ -34,8 +34,9 @@ ALIVE_MS = 2000
 def status(url: str, schema: str) -> None:
     """Show the brokers of a log, and which rows are missing.
 
-    Shows each broker that has used the schema, with its last row, and when it has written that. Asks the database, not
-    the brokers, and changes nothing.
+    Shows each broker that has used the schema, with its last row, and when it has written that; and since when nothing
+    is confirmed because the standby of PostgreSQL does not confirm. Asks the database, not the brokers, and changes
+    nothing.
 
     Exits 0 if no row is missing, 1 if rows are missing, or the database is a copy that `store adopt` must adopt, 2 if
     the database could not be asked.
@@ -46,6 +47,9 @@ def status(url: str, schema: str) -> None:
     terminal.echo(f"missing  {_missing_text(found)}")
     if found.missing is not None:
         terminal.echo(f"         {found.missing.advice}")
+    if found.waiting_since_ms is not None:
+        since = terminal.format_utc(found.waiting_since_ms)
+        terminal.echo(f"standby  of PostgreSQL has not confirmed since {since}: nothing is confirmed meanwhile")
     if found.is_copy:
         terminal.echo("copy     of another database: run `truenext store adopt`, or name the other database")
     if found.is_copy or found.missing is not None:

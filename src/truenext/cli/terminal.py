@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import click
@@ -63,6 +64,11 @@ def count_noun(count: int, noun: str) -> str:
     ('1 queue', '2,000 queues')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_utc(time_ms: int) -> str:
+    """Return a time, in milliseconds since 1970, as text."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def ensure_stdout() -> None:

@@ -269,6 +269,10 @@ class Log(Protocol):
         """Write that this broker has stopped cleanly, and that the member `heir` takes over; "" names none. Called
         after the last `append`."""
 
+    def leave(self) -> None:
+        """Write that this broker, which stands by, has stopped cleanly, if the log can be reached. Any thread may call
+        it, also while another thread uses the log; the process must end after it."""
+
     @property
     def silent_from(self) -> float:
         """Time from which this broker is silent, in seconds of `clock.boottime`; infinite before the takeover. Any

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +37,7 @@ from truenext.store.postgresql.connection import Connection, application_name
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS, partitions_in
 from truenext.store.postgresql.log import PostgresqlLog
 from truenext.store.postgresql.outcome import NewRow, Row
+from truenext.store.postgresql.renewal import read_status
 from truenext.store.store import Pending, Progress
 
 LOGGERS = (database_module.__name__, log_module.__name__)
@@ -908,6 +910,7 @@ def test_append_without_the_standby_waits_for_it(
         started = time.monotonic()
         is_certain = replicated_writer.append(b"one")
     assert time.monotonic() - started > 3.9
+    assert is_certain or replicated_writer.append(EMPTY_PAYLOAD)
     (wait,) = waits
     assert wait is not None and wait.awaited is Awaited.STANDBY
     assert begun_ms <= wait.since_ms < begun_ms + 4000
@@ -916,7 +919,6 @@ def test_append_without_the_standby_waits_for_it(
         "the synchronous standby does not confirm: nothing is confirmed until it does",
         "PostgreSQL is available again",
     ]
-    assert is_certain or replicated_writer.append(EMPTY_PAYLOAD)
     with replicated.connect() as admin:
         assert payloads(admin, "own") == [b"one"]
 
@@ -947,6 +949,98 @@ def test_takeover_without_the_standby_names_the_standby_also_at_the_second_attem
     writer = new_writer(replicated, is_replicated=True)
     writer.take_over()
     writer.log.close()
+
+
+def waiting_sessions(server: PostgresServer) -> list[int]:
+    """Return the processes of all sessions that wait for the standby."""
+    with server.connect() as admin:
+        found = admin.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' ORDER BY pid")
+        return [int(str(process)) for (process,) in found]
+
+
+def test_takeover_ends_no_session_while_one_waits_for_the_standby(
+    replicated_writer: LogWriter, replicated: PostgresServer, standby: Standby, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C28.4: its row would be there without a confirmation, and two brokers would end each other's sessions."""
+    standby.stop()
+    with later(0.0, replicated_writer.append):
+        wait_until(lambda: waiting_sessions(replicated))
+        before = waiting_sessions(replicated)
+        taker = new_writer(replicated, is_replicated=True, patience_s=4.0, take_over=True, name="taker")
+        with pytest.raises(StoreError, match="the synchronous standby of PostgreSQL"):
+            taker.take_over()
+        taker.log.close()
+        assert waiting_sessions(replicated) == before
+        with replicated.connect() as admin:
+            assert [epoch for _, epoch, _ in rows_of(admin, "own")] == [0, 1]
+        standby.start()
+    assert "ended a session that kept a takeover waiting" not in caplog.messages
+
+
+def append_in_vain(writer: LogWriter) -> None:
+    with pytest.raises(StoreError):
+        writer.append()
+
+
+def test_broker_stands_by_on_while_the_active_one_waits_for_the_standby(
+    replicated: PostgresServer, standby: Standby, open_writer: OpenWriter
+) -> None:
+    """C28.4: and its time counts anew after the wait."""
+    active = open_writer(replicated, "own", is_replicated=True, name="active", patience_s=4.0, failover_after_s=2.0)
+    for _ in range(2):
+        # Before its second row it counts as starting, which may take a minute.
+        active.append()
+    other = new_writer(replicated, is_replicated=True, name="other", failover_after_s=2.0)
+    standby.stop()
+    end = time.monotonic() + 4
+    with later(0.0, partial(append_in_vain, active)):
+        while time.monotonic() < end:
+            assert other.log.stands_by(other.position)
+            other.follow()
+    # It hangs, and a session waits on.
+    assert waiting_sessions(replicated)
+    standby.start()
+    started = time.monotonic()
+    other.take_over()
+    assert 1.5 < time.monotonic() - started < 4
+    other.log.close()
+
+
+def test_append_that_is_found_without_the_standby_does_not_end_the_patience(
+    replicated: PostgresServer, standby: Standby, open_writer: OpenWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C27.7: one patience for the row and the empty ones behind it."""
+    writer = open_writer(replicated, "own", is_replicated=True, patience_s=6.0)
+    standby.stop()
+    started = time.monotonic()
+    with later(3.5, lambda: terminate_waiting(replicated)):
+        assert not writer.append(b"one")
+    assert writer.log.status.wait is not None
+    with pytest.raises(StoreError, match=r"the synchronous standby of PostgreSQL .* has not confirmed for 6 seconds"):
+        writer.append(EMPTY_PAYLOAD)
+    assert time.monotonic() - started < 9
+    assert "PostgreSQL is available again" not in caplog.messages
+
+
+def test_status_of_a_log_shows_since_when_rows_wait_for_the_standby(
+    replicated_writer: LogWriter, replicated: PostgresServer, standby: Standby
+) -> None:
+    replicated_writer.append()
+    assert read_status(url_of(replicated), "own").waiting_since_ms is None
+    standby.stop()
+    began_ms = time.time() * 1000
+    with later(0.0, replicated_writer.append):
+        wait_until(lambda: read_status(url_of(replicated), "own").waiting_since_ms)
+        since_ms = read_status(url_of(replicated), "own").waiting_since_ms
+        assert since_ms is not None
+        assert began_ms - 100 <= since_ms < began_ms + 1000 <= time.time() * 1000 + 100
+        standby.start()
+
+
+def terminate_waiting(server: PostgresServer) -> None:
+    with server.connect() as admin:
+        for process in waiting_sessions(server):
+            terminate(admin, process)
 
 
 def test_append_without_names_of_standbys_fails(replicated_writer: LogWriter, replicated: PostgresServer) -> None:

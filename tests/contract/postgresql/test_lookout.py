@@ -15,11 +15,12 @@ import pytest
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import LogWriter, open_log, refuse_members, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
+from tests.contract.postgresql.test_log import wait_until
 from tests.stages.postgres import PostgresServer
 from truenext.clock import boottime
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError, StoreFencedError
 from truenext.store.checkpoint_format import NUMBER
-from truenext.store.log import EMPTY_PAYLOAD, Relation, Role
+from truenext.store.log import EMPTY_PAYLOAD, Member, Relation, Role
 from truenext.store.postgresql import connection, layout
 from truenext.store.postgresql import log as log_module
 from truenext.store.postgresql.connection import Connection, parse_url
@@ -56,6 +57,11 @@ def take_over(writer: LogWriter) -> float:
     started = time.monotonic()
     writer.take_over()
     return time.monotonic() - started
+
+
+def members_of(writer: LogWriter) -> tuple[Member, ...]:
+    with Connection.open(writer.log._parameters) as connection:
+        return read_members(connection, writer.log._schema)
 
 
 def look_for(writer: LogWriter, seconds: float) -> None:
@@ -297,6 +303,85 @@ def test_members_describe_themselves(
     assert (stopped.role, stopped.number) == (Role.STOPPED, active.position.number)
     found = admin.execute(f"SELECT value FROM {active.log._schema}.fact WHERE kind = 'stop'").fetchone()
     assert found == (NUMBER.pack(stopped.number) + b"standby",)
+
+
+def test_first_description_of_a_broker_has_the_row_of_its_folder(active: LogWriter, standby: LogWriter) -> None:
+    """C28.2: with row 0 it would count as far behind, and `failover` would refuse it."""
+    for _ in range(3):
+        active.append()
+    standby.follow()
+    assert standby.log.stands_by(standby.position)
+    found = {each.name: each for each in members_of(standby)}
+    assert (found["standby"].role, found["standby"].number) == (Role.STANDING_BY, active.position.number)
+
+
+def test_broker_that_stands_by_and_leaves_is_shown_as_stopped(active: LogWriter, standby: LogWriter) -> None:
+    """C28.2"""
+    active.append()
+    look_for(standby, 0.3)
+    standby.log.leave()
+    found = {each.name: each for each in members_of(active)}
+    assert (found["standby"].role, found["standby"].epoch) == (Role.STOPPED, 1)
+
+
+def test_broker_that_never_stood_by_or_is_active_leaves_without_a_word(
+    active: LogWriter, log_server: PostgresServer, schema: str
+) -> None:
+    active.log.leave()
+    other = standing_by(log_server, schema, "other")
+    other.log.leave()
+    other.log.close()
+    assert [(each.name, each.role) for each in members_of(active)] == [("active", Role.ACTIVE)]
+
+
+def test_ages_of_members_count_on_while_they_cannot_be_read(active: LogWriter) -> None:
+    wait_until(lambda: active.log.status.members)
+    active.log._background.close()
+    (before,) = active.log.status.members
+    time.sleep(0.3)
+    (after,) = active.log.status.members
+    assert 300 <= after.age_ms - before.age_ms < 2000
+    assert after == replace(before, age_ms=after.age_ms)
+
+
+def test_first_broker_of_a_log_does_not_say_that_it_stands_by(
+    log_server: PostgresServer, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C28.5: it waits for a second, but for no other broker."""
+    caplog.set_level("INFO")
+    first = standing_by(log_server, schema)
+    assert FREE_S - 0.3 < take_over(first) < FREE_S + 0.6
+    first.log.close()
+    assert "standing by" not in caplog.messages
+
+
+def test_broker_says_once_that_it_stands_by_for_the_active_one(
+    active: LogWriter, standby: LogWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    told: list[str] = []
+    standby.log._member.on_standing_by = told.append
+    assert standby.log.stands_by(standby.position)
+    assert told == ["active"]
+    active.append()
+    look_for(standby, 0.5)
+    assert told == ["active"]
+
+
+def test_active_broker_whose_sessions_are_ended_by_a_takeover_names_the_takeover(
+    active: LogWriter, log_server: PostgresServer, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    active.append()
+    other = standing_by(log_server, schema, "other", take_over=True)
+    connection = active.log._background._connection
+    assert connection is not None
+    with connection.lock:
+        # Not in the middle of a step, which might see the takeover first.
+        other.take_over()
+    wait_until(lambda: active.log.failure)
+    other.log.close()
+    assert isinstance(active.log.failure, StoreFencedError)
+    assert not [each for each in caplog.records if each.message.startswith("background work on PostgreSQL failed")]
 
 
 def test_standby_follows_although_the_database_has_no_space_for_members(

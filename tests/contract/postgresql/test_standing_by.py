@@ -143,6 +143,22 @@ def test_broker_of_the_first_layout_may_append_nothing_for_any_time() -> None:
     assert decision(look(0), look(100, active="")) is Decision.TAKE_OVER
 
 
+# ---- The synchronous standby does not confirm ----
+
+
+def test_wait_of_the_active_broker_for_the_synchronous_standby_begins_the_time_anew() -> None:
+    waiting = look(100, is_marked=True, waits_for_standby=True)
+    assert decision(look(0), waiting) is Decision.WAIT
+    assert decision(look(0), waiting, look(105.09, is_marked=True)) is Decision.WAIT
+    assert decision(look(0), waiting, look(105.11, is_marked=True)) is Decision.END_AND_TAKE_OVER
+
+
+def test_broker_that_has_died_is_dead_although_its_session_waits_for_the_synchronous_standby() -> None:
+    """The takeover waits, too, and ends the broker after its patience, with a text that names the standby."""
+    assert decision(look(0), look(1.11, waits_for_standby=True)) is Decision.TAKE_OVER
+    assert decision(look(0, active=OWN_PLACE, waits_for_standby=True)) is Decision.TAKE_OVER
+
+
 # ---- Repair ----
 
 

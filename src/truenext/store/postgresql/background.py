@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from threading import Event, Thread
 
@@ -69,6 +70,10 @@ class Background:
         self.position = 0
         self.members: tuple[Member, ...] = ()
         """All brokers that have described themselves, as of the last check."""
+        self._members_at = 0.0
+        """Time of that check."""
+        self._was_ended = False
+        """True if the last step has found that an administrator, or another broker, had ended the session."""
         self._numbers = deque([0], maxlen=ceil(STALE_S / INTERVAL_S) + 1)
         """Numbers of the last row, as of the last checks."""
 
@@ -76,6 +81,12 @@ class Background:
     def number_before(self) -> int:
         """Number of the last row at least STALE_S ago; 0 if it is not known."""
         return self._numbers[0]
+
+    @property
+    def members_now(self) -> tuple[Member, ...]:
+        """`members`, with their ages as of now."""
+        passed_ms = round((monotonic() - self._members_at) * 1000)
+        return tuple(replace(each, age_ms=each.age_ms + passed_ms) for each in self.members)
 
     def start(self, epoch: int) -> None:
         """Start the thread, for the active broker of this epoch."""
@@ -146,6 +157,7 @@ class Background:
             self._fail(failure)
             return False
         self.wait = None
+        self._was_ended = False
         if self._is_lost:
             self._is_lost = False
             logger.warning("background work on PostgreSQL goes on again")
@@ -161,6 +173,11 @@ class Background:
         if kind is ErrorKind.LOST:
             self._disconnect()
             self.wait = self.wait or begin_wait(Awaited.DATABASE)
+        if isinstance(error, psycopg.errors.AdminShutdown) and not self._was_ended:
+            # The next step finds out whether another broker has taken over, or PostgreSQL shuts down.
+            self._was_ended = True
+            logger.info("background work on PostgreSQL: the session was ended, connecting again")
+            return
         if not self._is_lost:
             self._is_lost = True
             logger.warning("background work on PostgreSQL failed: retrying", extra={"reason": describe(error)})
@@ -201,6 +218,7 @@ class Background:
                 write_member(connection, self._schema, self._member, Role.ACTIVE, last.epoch, last.number)
             forget_members(connection, self._schema, last.number)
         self.members = read_members(connection, self._schema)
+        self._members_at = monotonic()
 
     def _mark(self, connection: Connection) -> None:
         # The marked session is that of a broker which this one has fenced.

@@ -94,6 +94,10 @@ class SilentServerError(psycopg.OperationalError):
     """The server has sent nothing for some time."""
 
 
+class StandbyWaitError(psycopg.OperationalError):
+    """A lock is kept by a session that waits for a synchronous standby."""
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """Connection that waits at most `silence_s` seconds for a next byte of the server. Then it is closed."""
 

@@ -24,6 +24,7 @@ from truenext.store.postgresql.connection import (
     SILENCE_S,
     Connection,
     SilentServerError,
+    StandbyWaitError,
     describe,
 )
 from truenext.store.postgresql.outcome import ErrorKind, kind_of_error
@@ -77,6 +78,8 @@ class Database:
         """True if a full disk is not to be waited for any longer than the patience."""
         self.is_answer_awaited = False
         """True while a statement was sent whose answer is still to be read, on the connection on which it was sent."""
+        self._unconfirmed: _Attempts | None = None
+        """Attempts of `call` whose result was not confirmed yet."""
 
     def open(self) -> Connection:
         """Connect for the first time. Raises: ConfigurationError; psycopg.Error"""
@@ -89,12 +92,20 @@ class Database:
         if self.connection is not None:
             self.connection.close()
 
-    def call(self, action: Callable[[Connection], Result], silence_s: float = SILENCE_S) -> Result:
+    def call(
+        self,
+        action: Callable[[Connection], Result],
+        silence_s: float = SILENCE_S,
+        is_confirmed: Callable[[Result], bool] | None = None,
+    ) -> Result:
         """Call `action` with a connection, until it succeeds or the patience ends.
+
+        If `is_confirmed` returns False for a result, PostgreSQL's synchronous standby may lack what was done. Then the
+        next call with `is_confirmed` goes on with the same patience.
 
         Raises: StoreError if PostgreSQL refuses the action, or was not available for too long
         """
-        attempts = _Attempts(self.patience_s)
+        attempts = (is_confirmed and self._unconfirmed) or _Attempts(self.patience_s)
         while True:
             try:
                 connection = self._connected(attempts)
@@ -103,7 +114,9 @@ class Database:
             except psycopg.Error as error:
                 self._handle(error, attempts)
             else:
-                if attempts.has_failed:
+                if is_confirmed is not None:
+                    self._unconfirmed = None if is_confirmed(result) else attempts
+                if attempts.has_failed and attempts is not self._unconfirmed:
                     # A warning, because the last line of the log must not be that nothing is confirmed.
                     logger.warning(
                         "PostgreSQL is available again",
@@ -136,7 +149,7 @@ class Database:
 
     def _handle(self, error: psycopg.Error, attempts: _Attempts) -> None:
         """Do what makes another attempt possible, and wait. Raises: StoreError if there shall be none"""
-        kind = kind_of_error(error.sqlstate)
+        kind = ErrorKind.STANDBY if isinstance(error, StandbyWaitError) else kind_of_error(error.sqlstate)
         # An error of a constraint has the same SQLSTATE, and a name.
         if kind is ErrorKind.NO_PARTITION and error.diag.constraint_name is None and not attempts.has_attached:
             self._attach(attempts)

@@ -114,6 +114,8 @@ class PostgresqlLog:
         self._warned_users: str | None = None
         """Users file of another broker of which this one has warned."""
         self._described_at = 0.0
+        self._described = (0, 0)
+        """Epoch and number of the last description."""
         self._origin: Origin | None = None
         """Origin that is named in the log."""
         self._known: Origin | None = None
@@ -183,10 +185,13 @@ class PostgresqlLog:
                 f"copy a log of its own: `truenext store adopt URL --schema {self._schema}`"
             )
 
-    def _claim_name(self, connection: Connection) -> None:
-        """Raises: ConfigurationError if another broker has this member name; psycopg.Error"""
+    def _claim_name(self, connection: Connection, number: int) -> None:
+        """Describe this broker, whose folder has the rows up to `number`.
+
+        Raises: ConfigurationError if another broker has this member name; psycopg.Error
+        """
         deadline = boottime() + NAME_PATIENCE_S
-        while not self._describe_itself(connection, Role.STANDING_BY, self._epoch, 0):
+        while not self._describe_itself(connection, Role.STANDING_BY, self._epoch, number):
             if boottime() >= deadline:
                 raise ConfigurationError(
                     f"another broker has the member name {self._member.name!r} on the log in schema {self._schema!r}: "
@@ -196,7 +201,7 @@ class PostgresqlLog:
 
     def _describe_itself(self, connection: Connection, role: Role, epoch: int, number: int) -> bool:
         """Return False if another broker has this member name."""
-        self._described_at = boottime()
+        self._described_at, self._described = boottime(), (epoch, number)
         # No broker waits until the database has space for this.
         with suppress(psycopg.errors.DiskFull):
             return write_member(connection, self._schema, self._member, role, epoch, number)
@@ -278,7 +283,7 @@ class PostgresqlLog:
     def stands_by(self, position: LogPosition) -> bool:
         if not self._described_at:
             # Not at the opening: until the folder is locked, the broker that uses it may describe itself there.
-            self._call(self._claim_name)
+            self._call(partial(self._claim_name, number=position.number))
         self._lookout.wait()
         decision = self._call(partial(self._look, position=position))
         if decision is Decision.END_AND_TAKE_OVER:
@@ -297,7 +302,7 @@ class PostgresqlLog:
         if self._may_take_over and not needs_repair:
             return Decision.TAKE_OVER
         decision = self._lookout.decide(needs_repair=needs_repair)
-        if decision is Decision.WAIT and not self._has_stood_by:
+        if decision is Decision.WAIT and not self._has_stood_by and self._lookout.is_certain_to_stand_by:
             self._has_stood_by = True
             active = self._lookout.active.place
             logger.info("standing by", extra={"schema": self._schema, "active": active})
@@ -372,6 +377,7 @@ class PostgresqlLog:
             row, is_certain = self._call(
                 partial(self._try_to_take_over, position=position, own=own),
                 takeover.REPAIR_SILENCE_S if position.number > self._last_number else TAKEOVER_SILENCE_S,
+                lambda result: result[1],
             )
             if row is None:
                 return False
@@ -443,13 +449,14 @@ class PostgresqlLog:
         assert self._pending is None or self._pending.new == new
         began = started = boottime() if self._pending is None else self._pending.began
         silence_s = SILENCE_S + len(new.payload) / SLOWEST_DISK
-        is_certain = self._call(partial(self._append, new=new), silence_s)
+        append = partial(self._call, partial(self._append, new=new), silence_s, self._is_durable)
+        is_certain = append()
         while boottime() - started > SLOW_S:
             started = boottime()
             if not self._call(partial(self._is_appended, new=new)):
-                is_certain = self._call(partial(self._append, new=new), silence_s)
+                is_certain = append()
         self._last_number = number
-        is_durable = is_certain or not self._is_replicated
+        is_durable = self._is_durable(is_certain)
         if is_durable:
             self._uncertain = []
             self.silent_from = silent_from(began, self._member.failover_after_s)
@@ -457,11 +464,17 @@ class PostgresqlLog:
             self._uncertain.append(new)
         return is_durable
 
+    def _is_durable(self, is_certain: bool) -> bool:
+        return is_certain or not self._is_replicated
+
     def begin_append(self, number: int, before: bytes, digest: bytes, parts: list[bytes]) -> Pending | None:
         connection = self._database.connection
         if connection is None or connection.closed or not connection.has_prepared_append:
             return None
         if self._background.failure is not None or connection.origin not in (None, self._origin):
+            return None
+        if self._uncertain:
+            # `append` goes on with the patience of these rows.
             return None
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         if not log_rows.has_one_part(new):
@@ -580,6 +593,14 @@ class PostgresqlLog:
             kept.write_fact(connection, self._schema, "stop", stop)
             write_member(connection, self._schema, self._member, Role.STOPPED, self._epoch, self._last_number)
 
+    def leave(self) -> None:
+        if not self._described_at or self._database.is_active:
+            return
+        epoch, number = self._described
+        # Another method may be using the connection.
+        with suppress(psycopg.Error, ConfigurationError), Connection.open(self._parameters) as connection:
+            write_member(connection, self._schema, self._member, Role.STOPPED, epoch, number)
+
     def _attach_partitions(self, connection: Connection) -> None:
         last = log_rows.last_row(connection, self._schema)
         layout.attach_partitions(connection, self._schema, self._last_number if last is None else last.number + 1)
@@ -613,7 +634,7 @@ class PostgresqlLog:
             number=self._last_number,
             position=self._background.position,
             is_replicated=self._is_replicated,
-            members=self._background.members,
+            members=self._background.members_now,
         )
 
     def close(self) -> None:

@@ -162,6 +162,35 @@ def newer_format(connection: Connection, schema: str, after: int, known: int) ->
     return None if found is None else found[0]
 
 
+WAITS_FOR_STANDBY: LiteralString = """
+SELECT state_change FROM pg_locks JOIN pg_stat_activity AS session USING (pid)
+WHERE locktype = 'relation' AND relation = %s::regclass AND granted
+    AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND mode NOT IN ('AccessShareLock', 'RowShareLock') AND wait_event = 'SyncRep'
+"""
+"""Statement that returns the begin of each wait for a synchronous standby, of a session that has written to the log.
+
+Its parameter is `relation_parameter`. PostgreSQL shows waits of other roles only to a role that may read all
+statistics."""
+
+
+def relation_parameter(schema: str) -> str:
+    return f'"{schema}"."log"'
+
+
+def waiting_since_ms(connection: Connection, schema: str) -> int | None:
+    """Return since when rows wait for a synchronous standby, in milliseconds since 1970; None if none has waited for
+    more than a second, as far as this role may see it. Raises: psycopg.Error"""
+    found = connection.execute(
+        f"""
+        SELECT (extract(epoch FROM min(state_change)) * 1000)::bigint FROM ({WAITS_FOR_STANDBY}) AS waits
+        WHERE state_change < clock_timestamp() - interval '1 second'
+        """,
+        (relation_parameter(schema),),
+    ).fetchone()
+    return None if found is None else found[0]
+
+
 def waits_for_standby(connection: Connection) -> bool:
     """Return whether a session of this role has waited for more than a second for a synchronous standby."""
     found = connection.execute(

@@ -10,9 +10,11 @@ from truenext.store.log import MemberSettings
 from truenext.store.postgresql.connection import Connection
 from truenext.store.postgresql.kept import ORIGIN, ActiveBroker, decode_active
 from truenext.store.postgresql.layout import statement
+from truenext.store.postgresql.log_rows import WAITS_FOR_STANDBY, relation_parameter
 from truenext.store.postgresql.member import place_of
 from truenext.store.postgresql.outcome import Row
 from truenext.store.postgresql.standing_by import (
+    FREE_S,
     LOOK_S,
     Decision,
     Look,
@@ -34,6 +36,8 @@ class Lookout:
         self._member = member
         self._watch: Watch | None = None
         self._next_at = 0.0
+        self._first_ended: float | None = None
+        """End of the first look."""
         self.last_look: Look
         """Set by `look`."""
         self.origin: Origin | None = None
@@ -59,16 +63,17 @@ class Lookout:
                     (SELECT value FROM {{fact}} WHERE kind = 'stop'),
                     (SELECT value FROM {{fact}} WHERE kind = 'active'),
                     (SELECT value FROM {{fact}} WHERE kind = 'origin'),
-                    (SELECT value FROM {{fact}} WHERE kind = 'identity')
+                    (SELECT value FROM {{fact}} WHERE kind = 'identity'),
+                    EXISTS ({WAITS_FOR_STANDBY})
                 FROM {{log}} ORDER BY number DESC, part DESC LIMIT 1
                 """,
             ),
-            hint_parameters(self._schema),
+            (*hint_parameters(self._schema), relation_parameter(self._schema)),
             binary=True,
         ).fetchone()
         if found is None:
             raise empty_log_error(self._schema)
-        number, epoch, digest, is_marked, stop, active, origin, identity = found
+        number, epoch, digest, is_marked, stop, active, origin, identity, waits = found
         self.identity = identity.decode()
         self.active = decode_active(active)
         self.origin = None if origin is None else Origin(*ORIGIN.unpack(origin))
@@ -82,9 +87,17 @@ class Lookout:
             active=self.active.place,
             failover_after_s=self.active.failover_after_ms / 1000,
             is_starting=number <= self.active.takeover_number + 1,
+            waits_for_standby=waits,
         )
+        self._first_ended = self._first_ended or look.ended
         self._watch = first_watch(look) if self._watch is None else next_watch(self._watch, look)
         return look
+
+    @property
+    def is_certain_to_stand_by(self) -> bool:
+        """False while this broker may be about to take over because no other one is active."""
+        assert self._first_ended is not None, "there was a look"
+        return self.last_look.is_marked or self.last_look.began >= self._first_ended + FREE_S
 
     def decide(self, *, needs_repair: bool) -> Decision:
         """Return what the broker does after the last look. `standing_by.decide` describes `needs_repair`."""

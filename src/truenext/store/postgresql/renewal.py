@@ -24,7 +24,7 @@ from truenext.store.postgresql.layout import (
     tables_in,
     upgrade_layout,
 )
-from truenext.store.postgresql.log_rows import last_row
+from truenext.store.postgresql.log_rows import last_row, waiting_since_ms
 from truenext.store.postgresql.member import read_members
 from truenext.store.postgresql.outcome import Row
 from truenext.store.postgresql.standing_by import STALE_S
@@ -51,6 +51,8 @@ class StoreStatus:
     """Rows that are missing; None if none are."""
     is_copy: bool
     """True if the database is another one than that of the last takeover: `store adopt` is needed."""
+    waiting_since_ms: int | None = None
+    """Time since which rows wait for PostgreSQL's synchronous standby, in milliseconds since 1970; None if none do."""
 
 
 def read_status(url: str, schema: str) -> StoreStatus:
@@ -65,10 +67,10 @@ def read_status(url: str, schema: str) -> StoreStatus:
         last = last_row(connection, schema)
         if last is None:
             raise empty_log_error(schema)
-        return _status(connection, read_facts(connection, schema), members, last)
+        return _status(connection, schema, read_facts(connection, schema), members, last)
 
 
-def _status(connection: Connection, facts: Facts, members: tuple[Member, ...], last: Row) -> StoreStatus:
+def _status(connection: Connection, schema: str, facts: Facts, members: tuple[Member, ...], last: Row) -> StoreStatus:
     named, now = facts.origin, connection.origin
     is_copy = named is not None and now is not None and named.system != now.system
     missing = former_primary_fault(facts.later_origin, now, last.number) or _forgotten(members, last)
@@ -79,6 +81,7 @@ def _status(connection: Connection, facts: Facts, members: tuple[Member, ...], l
         members=members,
         missing=missing or (None if is_copy else _never_copied(connection, facts, last)),
         is_copy=is_copy,
+        waiting_since_ms=waiting_since_ms(connection, schema),
     )
 
 
@@ -109,7 +112,7 @@ def renew(url: str, schema: str, *, is_copy: bool) -> str:
             # Again: until the lock another broker could take over.
             members = _check_no_broker(connection, schema)
             facts = read_facts(connection, schema)
-            status = _status(connection, facts, members, last)
+            status = _status(connection, schema, facts, members, last)
             if not is_copy and status.missing is None:
                 raise ConfigurationError(f"no row is missing in schema {schema!r}: nothing was changed")
             return _renew(connection, schema, facts, last)

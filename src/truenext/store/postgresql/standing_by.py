@@ -63,6 +63,8 @@ class Look(NamedTuple):
     """Setting of the last active broker; 0.0 if it is unknown."""
     is_starting: bool = False
     """True if the last active broker has appended nothing since its takeover, but the row that drops transients."""
+    waits_for_standby: bool = False
+    """True if a session that has written to the log waits for PostgreSQL's synchronous standby."""
 
 
 class Watch(NamedTuple):
@@ -70,7 +72,8 @@ class Watch(NamedTuple):
 
     last: Row
     since: float
-    """End of the look that was the first one to show `last`, or the first one of the connection."""
+    """End of the look that was the first one to show `last`, the first one of the connection, or the last one that
+    has shown the active broker and a wait for the synchronous standby."""
     session: int
     is_trusted: bool
     """True if a free mark means a dead broker, and a stop the last one. After a lost connection they do not:
@@ -89,6 +92,9 @@ def next_watch(before: Watch, look: Look) -> Watch:
         return Watch(look.last, look.ended, look.session, is_trusted=look.is_marked)
     if look.last != before.last:
         return Watch(look.last, look.ended, look.session, is_trusted=True)
+    if look.waits_for_standby and look.is_marked:
+        # The row of that session is shown only after the wait, and a takeover would wait, too.
+        before = before._replace(since=look.ended)
     return before._replace(is_trusted=True) if look.is_marked else before
 
 

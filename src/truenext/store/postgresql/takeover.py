@@ -24,10 +24,10 @@ from truenext.model.batch import Batch
 from truenext.store.changes import RareChanges, Takeover, encode_batch
 from truenext.store.checkpoint_format import LOG_FORMAT
 from truenext.store.log import next_digest
-from truenext.store.postgresql.connection import Connection
+from truenext.store.postgresql.connection import Connection, StandbyWaitError
 from truenext.store.postgresql.kept import ORIGIN, write_fact
 from truenext.store.postgresql.layout import statement
-from truenext.store.postgresql.log_rows import last_row, newer_format
+from truenext.store.postgresql.log_rows import last_row, newer_format, relation_parameter
 from truenext.store.postgresql.outcome import Row
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ def locked(connection: Connection, schema: str) -> Iterator[Row]:
     """Keep all brokers from appending, for the time of the context, which is one transaction. Yield the last row.
 
     Raises: StoreError if the log is empty, or was written in a newer format; psycopg.errors.LockNotAvailable if a
-    session was in the way for LOCK_TIMEOUT_S, and is ended unless it takes over or repairs; psycopg.Error
+    session was in the way for LOCK_TIMEOUT_S, and is ended unless it takes over or repairs; StandbyWaitError if it
+    waits for a synchronous standby; psycopg.Error
     """
     # Before the lock, because there may be many rows: under it only later rows are checked.
     checked = last_row(connection, schema)
@@ -125,15 +126,17 @@ def format_error(schema: str, found: int) -> StoreError:
 
 def end_sessions_in_the_way(connection: Connection, schema: str) -> None:
     """End the sessions that have kept a takeover from its lock for LOCK_TIMEOUT_S, but those that take over or repair
-    themselves only after REPAIR_SILENCE_S, unless they have committed and wait for the synchronous standby.
+    themselves only after REPAIR_SILENCE_S. End none if one of them waits for the synchronous standby: others wait for
+    that one, and the takeover itself could not be confirmed.
 
-    Raises: StoreError if this role may not end a session; psycopg.Error
+    Raises: StandbyWaitError if a session waits for the synchronous standby; StoreError if this role may not end a
+    session; psycopg.Error
     """
     blocking = connection.execute(
         statement(
             schema,
             """
-            SELECT pid, coalesce(application_name, '') FROM pg_locks
+            SELECT pid, coalesce(application_name, ''), coalesce(wait_event = 'SyncRep', false) FROM pg_locks
             LEFT JOIN pg_stat_activity AS session USING (pid)
             WHERE locktype = 'relation' AND relation = %s::regclass AND granted AND pid <> pg_backend_pid()
                 AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -144,9 +147,14 @@ def end_sessions_in_the_way(connection: Connection, schema: str) -> None:
                     THEN %s ELSE %s END, true)
             """,
         ),
-        (f'"{schema}"."log"', REPAIR_SILENCE_S, LOCK_TIMEOUT_S),
+        (relation_parameter(schema), REPAIR_SILENCE_S, LOCK_TIMEOUT_S),
     ).fetchall()
-    for process, name in blocking:
+    if any(waits for _, _, waits in blocking):
+        raise StandbyWaitError(
+            "a session that has written to the log waits for the synchronous standby: start the standby, or change "
+            "synchronous_standby_names"
+        )
+    for process, name, _ in blocking:
         logger.warning("ended a session that kept a takeover waiting", extra={"session": process, "application": name})
         _end_session(connection, process, f"the session {process} ({name})" if name else f"the session {process}")
 
