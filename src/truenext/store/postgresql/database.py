@@ -80,6 +80,9 @@ class Database:
         """True while a statement was sent whose answer is still to be read, on the connection on which it was sent."""
         self._unconfirmed: _Attempts | None = None
         """Attempts of `call` whose result was not confirmed yet."""
+        self._standby_s = 0.0
+        """Seconds for which the server may be silent in addition, while it waits for a slow synchronous standby.
+        Without this allowance, each wait would be cut, and a row never be certain."""
 
     def open(self) -> Connection:
         """Connect for the first time. Raises: ConfigurationError; psycopg.Error"""
@@ -109,13 +112,15 @@ class Database:
         while True:
             try:
                 connection = self._connected(attempts)
-                connection.silence_s = silence_s
+                connection.silence_s = silence_s if is_confirmed is None else silence_s + self._standby_s
                 result = action(connection)
             except psycopg.Error as error:
                 self._handle(error, attempts)
             else:
                 if is_confirmed is not None:
                     self._unconfirmed = None if is_confirmed(result) else attempts
+                    if attempts.passed_s < SILENCE_S:
+                        self._standby_s = 0.0
                 if attempts.has_failed and attempts is not self._unconfirmed:
                     # A warning, because the last line of the log must not be that nothing is confirmed.
                     logger.warning(
@@ -160,6 +165,7 @@ class Database:
             self.connection.close()
         if isinstance(error, SilentServerError) and self._waits_for_standby(attempts):
             kind = ErrorKind.STANDBY
+            self._standby_s = min(2 * self._standby_s + SILENCE_S, self.patience_s)
         self._note(kind, error, attempts)
         if kind is ErrorKind.DISK_FULL:
             self.is_full = True
