@@ -448,6 +448,22 @@ def test_member_name_of_a_broker_that_has_died_is_free_soon(
     other.log.close()
 
 
+def test_broker_whose_member_name_was_taken_while_it_was_stopped_is_refused(
+    active: LogWriter, log_server: PostgresServer, schema: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "DESCRIPTION_INTERVAL_S", 0.0)
+    first = standing_by(log_server, schema, "name")
+    first.log.stands_by(first.position)
+    admin.execute(f"UPDATE {schema}.member SET at = at - interval '1 minute' WHERE name = 'name'")
+    second = standing_by(log_server, schema, "name", folder=Path("/other"))
+    second.log.stands_by(second.position)
+    with pytest.raises(ConfigurationError, match="another broker has the member name 'name'"):
+        first.log.stands_by(first.position)
+    second.log.stands_by(second.position)
+    for each in (first, second):
+        each.log.close()
+
+
 # ---- Opening ----
 
 

@@ -193,11 +193,14 @@ class PostgresqlLog:
         deadline = boottime() + NAME_PATIENCE_S
         while not self._describe_itself(connection, Role.STANDING_BY, self._epoch, number):
             if boottime() >= deadline:
-                raise ConfigurationError(
-                    f"another broker has the member name {self._member.name!r} on the log in schema {self._schema!r}: "
-                    "give this one another name (--member)"
-                )
+                raise self._name_error()
             time.sleep(PAUSE_MIN_S)
+
+    def _name_error(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"another broker has the member name {self._member.name!r} on the log in schema {self._schema!r}: give "
+            "this one another name (--member)"
+        )
 
     def _describe_itself(self, connection: Connection, role: Role, epoch: int, number: int) -> bool:
         """Return False if another broker has this member name."""
@@ -308,7 +311,9 @@ class PostgresqlLog:
             logger.info("standing by", extra={"schema": self._schema, "active": active})
             self._member.on_standing_by(active.partition("@")[0])
         if decision is Decision.WAIT and boottime() >= self._described_at + DESCRIPTION_INTERVAL_S:
-            self._describe_itself(connection, Role.STANDING_BY, last.epoch, position.number)
+            if not self._describe_itself(connection, Role.STANDING_BY, last.epoch, position.number):
+                # Begun while this process was stopped.
+                raise self._name_error()
             self._compare_users(connection, last.epoch)
         return decision
 
