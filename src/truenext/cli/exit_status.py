@@ -47,7 +47,10 @@ NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
 broker."""
 
 
-START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
+START_HINT = (
+    "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL; a broker that stands by refuses, "
+    "too: see `truenext store status`"
+)
 
 
 class CommandFailure(click.ClickException):
