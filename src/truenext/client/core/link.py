@@ -268,8 +268,11 @@ ATTEMPT_TIMEOUT_S = 10.0
 """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time is
 enough for a broker that must first finish a write of an old connection, which the client takes over."""
 FIRST_ROUND_S = 5.0
-"""Seconds that several addresses share in the first round, so that a machine without power does not keep the client
-from the others. Each further round has twice the time, so that a slow broker gets ATTEMPT_TIMEOUT_S in the end."""
+"""Seconds that several addresses share in each of the FIRST_ROUNDS. So a machine without power does not keep the client
+long from another broker, which may be about to take over."""
+FIRST_ROUNDS = 3
+"""Number of rounds after which each further round has twice the time, so that a slow broker gets ATTEMPT_TIMEOUT_S in
+the end."""
 STABLE_CONNECTION_S = 5.0
 """Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
@@ -307,12 +310,13 @@ class ConnectBackoff:
         return self.current_address, longest * (0.5 + self._random() / 2)
 
     def attempt_timeout_s(self, first_round_s: float) -> float:
-        """Return the seconds that the next attempt may take. Several addresses share `first_round_s` in the first
-        round."""
+        """Return the seconds that the next attempt may take. Several addresses share `first_round_s` in each of the
+        FIRST_ROUNDS."""
         if len(self.addresses) == 1:
             return ATTEMPT_TIMEOUT_S
         share_s = first_round_s / len(self.addresses)
-        return min(share_s * 2.0 ** min(self._round_count, 20), ATTEMPT_TIMEOUT_S)
+        doublings = max(0, self._round_count - FIRST_ROUNDS + 1)
+        return min(share_s * 2.0 ** min(doublings, 20), ATTEMPT_TIMEOUT_S)
 
     def on_connect_failed(self) -> None:
         """Count a failure to connect or log in. The next attempt uses the next address."""
