@@ -6,6 +6,7 @@ For faults that need a certain order of frames.
 
 from asyncio import CancelledError
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -16,7 +17,7 @@ from truenext.client.core.context import ClientContext
 from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.waiting import Flow, Wait
-from truenext.model.url import parse_url
+from truenext.model.url import Address, parse_url
 
 ADDRESS = parse_url("stomp://127.0.0.1:61613")
 
@@ -67,7 +68,7 @@ class RunningFlow:
 
 
 class Script:
-    def __init__(self) -> None:
+    def __init__(self, addresses: Sequence[Address] = (ADDRESS,), heart_beat_s: float = 0) -> None:
         self.now = 0.0
         self.frames: deque[ClientFrame] = deque()
         """Frames of the client that the test has not taken yet."""
@@ -87,7 +88,7 @@ class Script:
             report=lambda what, facts: self.reports.append(what % facts),
             has_owner_ended=lambda owner: False,
         )
-        self.client = Client(ConnectOptions(addresses=[ADDRESS], heart_beat_s=0), "me", context)
+        self.client = Client(ConnectOptions(addresses=addresses, heart_beat_s=heart_beat_s), "me", context)
 
     def flush(self) -> bool:
         if self.is_blocked:
@@ -115,7 +116,11 @@ class Script:
     def connect(self, store: str = "here") -> None:
         self.client.on_socket_connected(ADDRESS)
         assert self.frames.pop().command == "CONNECT"
-        self.receive("CONNECTED", version="1.2", **{"truenext-store": store, "truenext-secret": "0" * 32})
+        self.receive(
+            "CONNECTED",
+            version="1.2",
+            **{"truenext-store": store, "truenext-secret": "0" * 32, "heart-beat": "4000,10000"},
+        )
 
     def lose(self) -> None:
         self.client.on_connection_lost(OSError("cut"))

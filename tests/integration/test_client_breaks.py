@@ -49,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the delays of the client before it connects again."""
     monkeypatch.setattr("truenext.client.core.link.DELAY_FIRST_S", 0.01)
-    monkeypatch.setattr("truenext.client.core.client.ATTEMPT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("truenext.client.core.link.ATTEMPT_TIMEOUT_S", 1.0)
 
 
 def direct(broker: BrokerProcess) -> str:

@@ -93,7 +93,7 @@ def test_spark_command_waits_for_a_broker_as_long_as_its_timeout(listener: socke
 def test_command_with_a_timeout_above_ten_seconds_waits_as_long(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.client.core.client.ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("truenext.client.core.link.ATTEMPT_TIMEOUT_S", 0.1)
     result, took_s = run("queues", "--timeout", "1.5", "--url", f"stomp://127.0.0.1:{port_of(listener)}")
     assert result.exit_code == NO_ANSWER and took_s >= 1.5
     assert "has not answered as a STOMP broker within 1.5 s" in result.stderr

@@ -33,6 +33,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerP
 from tests.integration.forked import completed
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext import blocking, connect
+from truenext.cli.exit_status import START_HINT
 from truenext.errors import ConnectionLost
 from truenext.model.limits import (
     BODY_BYTES_MAX,
@@ -1534,8 +1535,7 @@ def test_command_without_a_broker_reports_it_and_the_remedy_in_one_line(command:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"stomp://127.0.0.1:{listener.getsockname()[1]}"
-        remedy = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
-        expected = f"truenext: no broker at {url}: Connection refused; {remedy}\n"
+        expected = f"truenext: no broker at {url}: Connection refused; {START_HINT}\n"
         assert failed(*command, "--url", url, status=2) == expected
 
 

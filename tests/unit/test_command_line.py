@@ -270,6 +270,18 @@ def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(wor
     assert check_usage_error(CliRunner().invoke(main, words, prog_name="truenext")) == f"truenext: {expected}\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "table"),
+    [("--failover-after-ms", "failover_after_ms", "broker"), ("--attempts-max", "attempts_max", "policy")],
+)
+def test_option_with_the_name_of_a_setting_is_answered_with_the_place_of_the_setting(
+    option: str, name: str, table: str
+) -> None:
+    expected = f"No such option '{option}': set {name} in [{table}] of the file of --config; see truenext serve --help"
+    result = CliRunner().invoke(main, ["serve", "--memory", option, "5"], prog_name="truenext")
+    assert check_usage_error(result) == f"truenext: {expected}\n"
+
+
 IN_POSTGRESQL = ["--store", "postgresql:///truenext", "--schema", "main", "--database-limit", "2GiB"]
 
 

@@ -48,7 +48,10 @@ NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError, Sto
 or another process uses the data folder."""
 
 
-START_HINT = "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL"
+START_HINT = (
+    "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL; a broker that stands by refuses, "
+    "too: see `truenext store status`"
+)
 
 
 class CommandFailure(click.ClickException):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from truenext.broker.config import Configuration, configure, with_files
-from truenext.broker.settings import ClientCertificates, Durability, LogLevel, fault_of_store
+from truenext.broker.settings import BrokerSettings, ClientCertificates, Durability, LogLevel, fault_of_store
 from truenext.cli import early_signals, logs
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.values import LISTENER_URL, MEMBER, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
@@ -23,7 +23,8 @@ from truenext.model.limits import (
     PAGE_SIZE_MAX,
 )
 from truenext.model.numerals import format_size
-from truenext.model.policy import StoreAndDispatch, WhenFull
+from truenext.model.policy import Policy, StoreAndDispatch, WhenFull
+from truenext.model.setting import settings_of
 from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
@@ -40,7 +41,22 @@ def _enum_option(name: str, default: Enum, *, help: str) -> Decorator:
     return click.option(name, type=EnumParam(type(default)), show_default=default.value, help=help)
 
 
-@click.command()
+class ServeCommand(click.Command):
+    """Command `serve`. If the name of an unknown option is that of a setting, the error says where to set it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").replace("-", "_")
+            for table, described in (("broker", BrokerSettings), ("policy", Policy)):
+                if name in settings_of(described):
+                    text = f"No such option {error.option_name!r}: set {name} in [{table}] of the file of --config"
+                    raise click.UsageError(text, ctx) from error
+            raise
+
+
+@click.command(cls=ServeCommand)
 @click.option("--data", type=PathParam(file_okay=False), help="Folder in which messages are stored.")
 @click.option("--memory", is_flag=True, help="Store nothing on disk; for tests.")
 @_file_option(

@@ -18,7 +18,7 @@ from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
-from truenext.client.core.link import AnswerWaiter, ConnectBackoff, Link
+from truenext.client.core.link import ATTEMPT_TIMEOUT_S, FIRST_ROUND_S, AnswerWaiter, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
@@ -39,9 +39,6 @@ from truenext.errors import (
 from truenext.model.url import DEFAULT_URL, Address, parse_url
 from truenext.wire.stomp.frame import Frame
 
-ATTEMPT_TIMEOUT_S = 10.0
-"""Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time is
-enough for a broker that must first finish a write of an old connection, which the client takes over."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
 """Seconds after a report within which the same problem with the same URL is not reported again."""
@@ -66,8 +63,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_thread: bool = False
     """True: a thread sends the heart-beats, so that the connection survives a blocked event loop."""
     opening_timeout_s: float = ATTEMPT_TIMEOUT_S
-    """Seconds that stand for ATTEMPT_TIMEOUT_S until the first connection is up. Several addresses share the time of
-    the first connection, so that a host which does not answer leaves time for the next one."""
+    """Seconds within which the first connection must be up. Several addresses share the time, so that a host which does
+    not answer leaves time for the next one."""
 
     def __post_init__(self) -> None:
         """Check the client id. Raises: ValueError if CONNECT cannot carry it"""
@@ -97,7 +94,6 @@ def connect_options(
             raise TypeError(f"{name} must be text, not {type(value).__name__}")
     if not isinstance(heart_beat_s, int | float) or not 0 <= heart_beat_s <= HEART_BEAT_S_MAX:
         raise ValueError(f"heart_beat must be 0 to {HEART_BEAT_S_MAX} seconds, not {heart_beat_s!r}")
-    share_s = timeout_s / len(urls) if len(urls) > 1 else max(ATTEMPT_TIMEOUT_S, timeout_s)
     return ConnectOptions(
         addresses=[parse_url(url) for url in urls or (DEFAULT_URL,)],
         credentials=Credentials(**credentials),
@@ -105,8 +101,7 @@ def connect_options(
         heart_beat_s=heart_beat_s,
         reconnects=bool(reconnects),
         heartbeat_thread=bool(heartbeat_thread),
-        # Without `reconnects` each address is tried only once.
-        opening_timeout_s=min(ATTEMPT_TIMEOUT_S, share_s) if reconnects else share_s,
+        opening_timeout_s=timeout_s,
     )
 
 
@@ -151,6 +146,10 @@ class Client:
         """Reason of the last failed attempt at each URL, and whether a program listens there."""
         self.is_listening = False
         """True if the last attempt to connect has connected a socket, so that a program listens at the address."""
+        self.attempt_timeout_s = ATTEMPT_TIMEOUT_S
+        """Seconds within which the broker must accept the connection in the current attempt. CONNECTED must follow
+        within the same time."""
+        self._attempt_started_at = 0.0
         self.is_closing = False
         """True if the program has closed the connection, so that new requests are refused."""
         self._is_disconnect_sent = False
@@ -189,6 +188,21 @@ class Client:
     def current_url(self) -> str:
         return self.connect_backoff.current_address.url
 
+    def start_attempt(self) -> None:
+        """Start an attempt to connect to the current address: set `attempt_timeout_s`."""
+        self.is_listening = False
+        self._attempt_started_at = self.clock()
+        opening_s = self.options.opening_timeout_s
+        if self.options.reconnects:
+            first_round_s = FIRST_ROUND_S if self.reconnect_count >= 0 else min(opening_s, FIRST_ROUND_S)
+            self.attempt_timeout_s = self.connect_backoff.attempt_timeout_s(first_round_s)
+        else:
+            # There is no second round: addresses that are still to be tried share all the time that is left.
+            left_s = max(0.0, self.connection_state_since + opening_s - self.clock())
+            untried_count = self.connect_backoff.untried_count
+            # The caller's own deadline ends the attempt at the last address.
+            self.attempt_timeout_s = left_s / untried_count if untried_count > 1 else max(left_s, ATTEMPT_TIMEOUT_S)
+
     def on_connect_failed(self, error: Exception) -> None:
         """Count and report a failed attempt to connect."""
         url, reason = self.current_url, _error_text(error)
@@ -221,21 +235,17 @@ class Client:
         the broker's own refusal."""
         if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
             return Refused(str(self._last_error), self._last_error.code)
-        under_way = self._no_answer(min(waited_s, self.attempt_timeout_s)), self.is_listening
+        under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at)), self.is_listening
         failures = {each.url: self._failures.get(each.url, under_way) for each in self.options.addresses}
         error = NoBroker(f"no broker at {_join_reasons({url: reason for url, (reason, _) in failures.items()})}")
         error.is_listening = any(is_listening for _, is_listening in failures.values())
         return error
 
-    @property
-    def attempt_timeout_s(self) -> float:
-        """Seconds within which a broker must accept a connection. CONNECTED must follow within the same time."""
-        return self.options.opening_timeout_s if self.reconnect_count < 0 else ATTEMPT_TIMEOUT_S
-
     def attempt_timeout_error(self) -> TimeoutError:
         return TimeoutError(self._no_answer(self.attempt_timeout_s))
 
     def _no_answer(self, waited_s: float) -> str:
+        waited_s = round(waited_s, 1)
         if self.is_listening:
             answer = f"has not answered as a STOMP broker within {waited_s:g} s: check the port"
             return f"a program listens there, but {answer}, or, {NO_ANSWER_HINT}"
@@ -501,6 +511,8 @@ class Client:
             silent_at = (self.clock() if self.is_read_buffer_full else link.read_at) + link.silence_limit_s
             if silent_at <= self.clock():
                 self.on_connection_lost(ConnectionLost(f"the broker has sent nothing for {link.silence_limit_s:g} s"))
+                # The machine may have no power: another address answers sooner.
+                self.connect_backoff.skip_address()
             else:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 

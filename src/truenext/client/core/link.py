@@ -261,45 +261,77 @@ class Link:
 # ---- Reconnecting ----
 
 DELAY_FIRST_S = 0.1
-DELAY_MAX_S = 15.0
+DELAY_MAX_S = 5.0
 """Longest delay, in seconds, between two rounds over all addresses. The delay doubles with each round. The delay is
 shortened by a random part, so that many clients do not connect at the same moment."""
+ATTEMPT_TIMEOUT_S = 10.0
+"""Seconds within which a broker must accept a connection. CONNECTED must follow within the same time. The time is
+enough for a broker that must first finish a write of an old connection, which the client takes over."""
+FIRST_ROUND_S = 5.0
+"""Seconds that several addresses share in each of the FIRST_ROUNDS. So a machine without power does not keep the client
+long from another broker, which may be about to take over."""
+FIRST_ROUNDS = 3
+"""Number of rounds after which each further round has twice the time, so that a slow broker gets ATTEMPT_TIMEOUT_S in
+the end."""
 STABLE_CONNECTION_S = 5.0
 """Lifetime, in seconds, from which on a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Limit of the failure count after the loss of a short connection. The limit keeps the delays short, since a broker has
-answered."""
+"""Limit of the number of failed rounds after the loss of a short connection. The limit keeps the delays short, since a
+broker has answered."""
 
 
 class ConnectBackoff:
+    """Order of the addresses, and the times between and for the attempts. In a round each address is tried once."""
+
     def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
-        self.failure_count = 0
-        """Number of failures since the last connection that lasted. The loss of a short connection is a failure,
-        too."""
         self._random = random
         self._index = 0
+        self._round_count = 0
+        """Number of failed rounds since the last connection that lasted. The loss of a short connection counts, too."""
+        self._tried_count = 0
+        """Number of addresses that have failed in the current round."""
 
     @property
     def current_address(self) -> Address:
         """Address of the current connection, or of the next attempt."""
         return self.addresses[self._index % len(self.addresses)]
 
+    @property
+    def untried_count(self) -> int:
+        """Number of addresses that are still to be tried in this round."""
+        return len(self.addresses) - self._tried_count
+
     def next_address_and_delay(self) -> tuple[Address, float]:
         """Return the address of the next attempt, and the seconds to wait before it."""
-        address = self.current_address
-        if not self.failure_count:
-            return address, 0.0
-        rounds = (self.failure_count - 1) // len(self.addresses)
-        longest = min(DELAY_FIRST_S * 2 ** min(rounds, 20), DELAY_MAX_S)
-        return address, longest * (0.5 + self._random() / 2)
+        if self._tried_count or not self._round_count:
+            return self.current_address, 0.0
+        longest = min(DELAY_FIRST_S * 2 ** min(self._round_count - 1, 20), DELAY_MAX_S)
+        return self.current_address, longest * (0.5 + self._random() / 2)
+
+    def attempt_timeout_s(self, first_round_s: float) -> float:
+        """Return the seconds that the next attempt may take. Several addresses share `first_round_s` in each of the
+        FIRST_ROUNDS."""
+        if len(self.addresses) == 1:
+            return ATTEMPT_TIMEOUT_S
+        share_s = first_round_s / len(self.addresses)
+        doublings = max(0, self._round_count - FIRST_ROUNDS + 1)
+        return min(share_s * 2.0 ** min(doublings, 20), ATTEMPT_TIMEOUT_S)
 
     def on_connect_failed(self) -> None:
         """Count a failure to connect or log in. The next attempt uses the next address."""
-        self.failure_count += 1
-        self._index += 1
+        self._tried_count += 1
+        if not self.untried_count:
+            self._round_count += 1
+            self._tried_count = 0
+        self.skip_address()
 
     def on_connection_lost(self, lifetime_s: float) -> None:
         """Count the end of a connection: a success if the connection lasted, otherwise a failure. The same address is
         tried again."""
-        self.failure_count = 0 if lifetime_s >= STABLE_CONNECTION_S else min(self.failure_count + 1, QUICK_FAILURES_MAX)
+        self._round_count = 0 if lifetime_s >= STABLE_CONNECTION_S else min(self._round_count + 1, QUICK_FAILURES_MAX)
+        self._tried_count = 0
+
+    def skip_address(self) -> None:
+        """Begin with the next address."""
+        self._index += 1

@@ -222,6 +222,7 @@ class Driver(BaseDriver):
                     await asyncio.sleep(delay)
                 try:
                     password = current_password(client.options.credentials)
+                    client.start_attempt()
                     async with asyncio.timeout(client.attempt_timeout_s):
                         sock = await self._connect(address)
                 except (ConfigurationError, OSError, UnicodeError) as error:
@@ -236,7 +237,6 @@ class Driver(BaseDriver):
             self._fail_internally(error)
 
     async def _connect(self, address: Address) -> socket.socket | TlsSocket:
-        self.client.is_listening = False
         infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         steps = connect_steps(self.client, address, infos)
         try:

@@ -326,8 +326,9 @@ class Driver(BaseDriver):
         """Connect a socket, and return it; None if the client has ended meanwhile. Raises: OSError if no address
         answers"""
         client = self.client
-        deadline = monotonic() + client.attempt_timeout_s
-        client.is_listening = False
+        with self._lock:
+            client.start_attempt()
+            deadline = monotonic() + client.attempt_timeout_s
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         steps = connect_steps(client, address, infos)
         try:

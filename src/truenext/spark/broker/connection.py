@@ -32,13 +32,22 @@ from truenext.spark.broker.tls_stream import TlsStream
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 CONNECT_SECONDS = 10.0
-"""Seconds within which an address must accept a connection. The broker must answer CONNECT within the same time."""
+"""Seconds within which an address must accept a connection. The broker must answer CONNECT within the same time.
+Several addresses share the time."""
 ANSWER_SECONDS = 60.0
 """Seconds within which the broker must answer a frame, even if it sends heart-beats."""
 BUSY_PAUSE_SECONDS = 0.5
 """Longest pause, in seconds, before the next login at a broker that is busy with other logins."""
+SHARE_SECONDS_MIN = 0.1
+"""Shortest time, in seconds, for the last of several addresses, if the others have used up the time."""
+FAILED_LAST_SECONDS = 60.0
+"""Seconds for which an address that has failed is tried last. Each task opens a connection of its own, and should not
+wait again for a machine that another task of this process has found without power."""
 HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
+
+_failed_at: dict[str, float] = {}
+"""Time of the last failure of each URL at which no broker has answered since."""
 
 
 class Answer(AnswerHandler, msgspec.Struct, eq=False):
@@ -70,8 +79,10 @@ class BrokerConnection:
     def __init__(
         self, addresses: Sequence[Address], credentials: Credentials = NO_CREDENTIALS, timeout_s: float | None = None
     ) -> None:
-        """Connect to the first address at which a broker answers. If it is busy with other logins, try again for some
-        seconds. `timeout_s` is the longest time of each step; None means CONNECT_SECONDS.
+        """Connect to the first address at which a broker answers. Addresses that have failed within
+        FAILED_LAST_SECONDS, in this process, come last. If the broker is busy with other logins, try again for some
+        seconds. `timeout_s` is the longest time of each step, which several addresses share; None means
+        CONNECT_SECONDS.
 
         Raises: NoBroker if no broker answers; Refused if a broker refuses the login; ConfigurationError if a file of
         the credentials cannot be used
@@ -293,6 +304,7 @@ class BrokerConnection:
         except (TimeoutError, BlockingIOError):
             if deadline <= silence_ends:
                 return False
+            _failed_at[self.url] = now
             raise ConnectionLost(f"the broker {self.url} has sent nothing, not even a heart-beat") from None
         except OSError as error:
             raise self._lost(error) from error
@@ -316,12 +328,20 @@ class BrokerConnection:
     def _open_first(self, addresses: Sequence[Address], credentials: Credentials, timeout_s: float) -> None:
         headers = credentials.headers(current_password(credentials))
         failures: list[NoBroker] = []
-        for address in addresses:
+        now = monotonic()
+        ends_at = now + timeout_s
+        failed_first = now - FAILED_LAST_SECONDS
+        in_order = sorted(addresses, key=lambda each: max(_failed_at.get(each.url, failed_first), failed_first))
+        for number, address in enumerate(in_order):
+            # Addresses that are still to be tried share the time that is left.
+            share_s = (ends_at - monotonic()) / (len(addresses) - number)
             try:
-                self._open(address, credentials, headers, timeout_s)
+                self._open(address, credentials, headers, max(share_s, SHARE_SECONDS_MIN))
             except NoBroker as error:
+                _failed_at[address.url] = monotonic()
                 failures.append(error)
             else:
+                _failed_at.pop(address.url, None)
                 return
         reasons = "; ".join(map(str, failures))
         raise _no_broker(f"no broker: {reasons}", is_listening=any(each.is_listening for each in failures))
@@ -342,8 +362,9 @@ class BrokerConnection:
         deadline = monotonic() + timeout_s
         while not link.is_up:
             if not self._read(deadline):
+                waited_s = round(timeout_s, 1)
                 raise _no_broker(
-                    f"{self.url} accepts connections, but has not answered CONNECT within {timeout_s:g} s: check that "
+                    f"{self.url} accepts connections, but has not answered CONNECT within {waited_s:g} s: check that "
                     f"a truenext broker is there, or, {NO_ANSWER_HINT}",
                     is_listening=True,
                 )
