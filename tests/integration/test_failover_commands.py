@@ -13,6 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.forked import completed
 from tests.integration.log_broker import LogBroker, make_schema
 from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
+from tests.integration.test_standing_by import await_member
 from tests.stages.postgres import PostgresServer, own_server
 
 _NUMBERS = itertools.count(1)
@@ -111,8 +112,9 @@ def test_failover_lets_the_named_broker_take_over(new_broker: NewBroker, postgre
     send(first, 1, 2)
     for standby in (second, third):
         standby.begin_start()
-    await_standby(postgres, schema, "b")
-    await_standby(postgres, schema, "c")
+    for name in "bc":
+        await_standby(postgres, schema, name)
+        await_member(first, name)
 
     done = first.truenext("failover", "--to", "c")
     assert (done.returncode, done.stdout) == (0, "c is to take over.\n")
@@ -134,6 +136,8 @@ def test_failover_is_refused_if_no_broker_can_take_over(
     assert refused.returncode == 1 and "no broker stands by" in refused.stderr
     second.begin_start()
     await_standby(postgres, schema, "b")
+    # The active broker reads the members once a second.
+    await_member(first, "b")
     refused = first.truenext("failover", "--to", "c")
     assert refused.returncode == 1 and "'c'" in refused.stderr
     send(first, 1)

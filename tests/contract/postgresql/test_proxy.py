@@ -203,7 +203,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Database.call, "__defaults__", (SILENCE_S,))
+    monkeypatch.setattr(Database.call, "__defaults__", (SILENCE_S, None))
     monkeypatch.setattr(database_module, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(log_module, "SILENCE_S", SILENCE_S)
     monkeypatch.setattr(log_module, "TAKEOVER_SILENCE_S", SILENCE_S)
