@@ -983,7 +983,7 @@ def append_in_vain(writer: LogWriter) -> None:
 
 
 def test_broker_stands_by_on_while_the_active_one_waits_for_the_standby(
-    replicated: PostgresServer, standby: Standby, open_writer: OpenWriter
+    replicated: PostgresServer, standby: Standby, open_writer: OpenWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """C28.4: and its time counts anew after the wait."""
     active = open_writer(replicated, "own", is_replicated=True, name="active", patience_s=4.0, failover_after_s=2.0)
@@ -999,11 +999,31 @@ def test_broker_stands_by_on_while_the_active_one_waits_for_the_standby(
             other.follow()
     # It hangs, and a session waits on.
     assert waiting_sessions(replicated)
+    assert caplog.messages.count("the synchronous standby does not confirm: no broker can take over until it does") == 1
     standby.start()
     started = time.monotonic()
     other.take_over()
     assert 1.5 < time.monotonic() - started < 4
+    assert caplog.messages.count("the synchronous standby confirms again") == 1
     other.log.close()
+
+
+def test_slow_append_is_checked_once_if_each_check_is_slow(
+    open_writer: OpenWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_writer()
+    checks: list[NewRow] = []
+    is_appended = writer.log._is_appended
+
+    def check_slowly(connection: Any, new: NewRow) -> bool:
+        checks.append(new)
+        time.sleep(0.02)
+        return is_appended(connection, new)
+
+    monkeypatch.setattr(writer.log, "_is_appended", check_slowly)
+    monkeypatch.setattr(log_module, "SLOW_S", -1.0)
+    assert writer.append(b"one")
+    assert len(checks) == 1
 
 
 def test_append_that_is_found_without_the_standby_does_not_end_the_patience(

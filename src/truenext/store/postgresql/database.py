@@ -112,7 +112,9 @@ class Database:
         while True:
             try:
                 connection = self._connected(attempts)
-                connection.silence_s = silence_s if is_confirmed is None else silence_s + self._standby_s
+                connection.silence_s = silence_s
+                if is_confirmed is not None:
+                    connection.silence_s = min(silence_s + self._standby_s, max(silence_s, attempts.left_s))
                 result = action(connection)
             except psycopg.Error as error:
                 self._handle(error, attempts)
@@ -120,8 +122,8 @@ class Database:
                 if is_confirmed is not None:
                     self._unconfirmed = None if is_confirmed(result) else attempts
                     if attempts.passed_s < SILENCE_S:
-                        self._standby_s = 0.0
-                if attempts.has_failed and attempts is not self._unconfirmed:
+                        self.note_quick_answer()
+                if attempts.has_failed and self._unconfirmed is None:
                     # A warning, because the last line of the log must not be that nothing is confirmed.
                     logger.warning(
                         "PostgreSQL is available again",
@@ -130,6 +132,10 @@ class Database:
                     self.is_full = False
                     self.wait = None
                 return result
+
+    def note_quick_answer(self) -> None:
+        """Note that the server has confirmed a row in less than SILENCE_S."""
+        self._standby_s = 0.0
 
     def _connected(self, attempts: _Attempts, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
         # The loss of the connection of an append that was begun is found by reading its answer.
@@ -165,7 +171,7 @@ class Database:
             self.connection.close()
         if isinstance(error, SilentServerError) and self._waits_for_standby(attempts):
             kind = ErrorKind.STANDBY
-            self._standby_s = min(2 * self._standby_s + SILENCE_S, self.patience_s)
+            self._standby_s = min(2 * self._standby_s + SILENCE_S, self.patience_s / 2)
         self._note(kind, error, attempts)
         if kind is ErrorKind.DISK_FULL:
             self.is_full = True

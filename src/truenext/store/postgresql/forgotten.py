@@ -78,8 +78,7 @@ def origin_fault(named: Origin | None, now: Origin | None, last: Row, *, is_repl
     if there are none. `last` is the last row of the log; `is_replicated` tells whether its rows were confirmed by a
     standby, too.
 
-    A promoted standby of a replicated log is taken for the synchronous one. An origin that is
-    unknown proves nothing.
+    A promoted standby of a replicated log is taken for the synchronous one. An origin that is unknown proves nothing.
     """
     if named is None or now is None or named == now or is_replicated:
         return None

@@ -33,12 +33,13 @@ The facts, with numbers in big-endian:
     origin                                      ->  u64 system identifier, u32 timeline of the last takeover
     later origin                                ->  the same of the later one that a broker has followed elsewhere, if
                                                             this server is a former primary
-    active                                      ->  u32 failover_after_ms, u8 replicated (0 or 1) and place of the last
-                                                            active broker
+    active                                      ->  u32 failover_after_ms, u8 replicated (0 or 1), u64 number of the row
+                                                            of its takeover, and place of the last active broker
     stop                                        ->  u64 last row of a clean stop, name of the heir
     earlier identity    eight hexadecimal digits->  u64 last row of the log when it had this identity
 
-Each broker describes itself in `member` once a second, for people: no broker decides anything by that.
+Each broker describes itself in `member` once a second: for people, for the choice of an heir, and so that no two use
+one name. No takeover is decided by that.
 
 If you change anything here, increase LAYOUT_VERSION.
 """

@@ -111,6 +111,8 @@ class PostgresqlLog:
         self._member = member
         self._lookout = Lookout(schema, member)
         self._has_stood_by = False
+        self._is_held_back = False
+        """True while this broker has logged that it cannot take over."""
         self._warned_users: str | None = None
         """Users file of another broker of which this one has warned."""
         self._described_at = 0.0
@@ -310,12 +312,25 @@ class PostgresqlLog:
             active = self._lookout.active.place
             logger.info("standing by", extra={"schema": self._schema, "active": active})
             self._member.on_standing_by(active.partition("@")[0])
+        self._say_if_held_back()
         if decision is Decision.WAIT and boottime() >= self._described_at + DESCRIPTION_INTERVAL_S:
             if not self._describe_itself(connection, Role.STANDING_BY, last.epoch, position.number):
                 # Begun while this process was stopped.
                 raise self._name_error()
             self._compare_users(connection, last.epoch)
         return decision
+
+    def _say_if_held_back(self) -> None:
+        """Log that this broker cannot take over while PostgreSQL waits for its standby, once for each such wait."""
+        waited_s, was_held_back = self._lookout.waited_s, self._is_held_back
+        self._is_held_back = waited_s > 0 and (was_held_back or waited_s >= self._member.failover_after_s)
+        if self._is_held_back and not was_held_back:
+            logger.warning(
+                "the synchronous standby does not confirm: no broker can take over until it does",
+                extra={"schema": self._schema},
+            )
+        elif was_held_back and not self._is_held_back:
+            logger.warning("the synchronous standby confirms again", extra={"schema": self._schema})
 
     def _know(self, origin: Origin | None) -> None:
         """Note the origin that is named in the log, unless the folder has followed a newer one."""
@@ -452,12 +467,14 @@ class PostgresqlLog:
             raise StoreError("the log cannot be written before it was taken over")
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         assert self._pending is None or self._pending.new == new
-        began = started = boottime() if self._pending is None else self._pending.began
+        began = boottime() if self._pending is None else self._pending.began
         silence_s = SILENCE_S + len(new.payload) / SLOWEST_DISK
         append = partial(self._call, partial(self._append, new=new), silence_s, self._is_durable)
         is_certain = append()
-        while boottime() - started > SLOW_S:
-            started = boottime()
+        limit = began + SLOW_S
+        while boottime() > limit:
+            # On a slow network each check is slow; a longer stop is covered by the silence.
+            limit = silent_from(boottime(), self._member.failover_after_s)
             if not self._call(partial(self._is_appended, new=new)):
                 is_certain = append()
         self._last_number = number
@@ -478,9 +495,7 @@ class PostgresqlLog:
             return None
         if self._background.failure is not None or connection.origin not in (None, self._origin):
             return None
-        if self._uncertain:
-            # `append` goes on with the patience of these rows.
-            return None
+        assert not self._uncertain, "`append` is called again until a row is certain"
         new = NewRow(number, self._epoch, digest, before, b"".join(parts))
         if not log_rows.has_one_part(new):
             return None
@@ -509,6 +524,7 @@ class PostgresqlLog:
         if connection.has_warned or not is_certain or boottime() - pending.began > SLOW_S:
             return Progress.IN_DOUBT
         self._end_pending()
+        self._database.note_quick_answer()
         self._last_number = new.number
         self.silent_from = silent_from(pending.began, self._member.failover_after_s)
         return Progress.APPLIED

@@ -38,6 +38,8 @@ class Lookout:
         self._next_at = 0.0
         self._first_ended: float | None = None
         """End of the first look."""
+        self._waits_since: float | None = None
+        """Begin of the first of the last looks that have all shown the active broker and a wait for the standby."""
         self.last_look: Look
         """Set by `look`."""
         self.origin: Origin | None = None
@@ -90,8 +92,16 @@ class Lookout:
             waits_for_standby=waits,
         )
         self._first_ended = self._first_ended or look.ended
+        is_held_back = look.is_marked and look.waits_for_standby
+        self._waits_since = (self._waits_since or look.began) if is_held_back else None
         self._watch = first_watch(look) if self._watch is None else next_watch(self._watch, look)
         return look
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which no time has counted, because the active broker's session waits for the standby; 0.0 if it
+        does not."""
+        return 0.0 if self._waits_since is None else self.last_look.ended - self._waits_since
 
     @property
     def is_certain_to_stand_by(self) -> bool:
