@@ -127,7 +127,7 @@ faults: .venv/spark ## Every planted fault, of which make test draws one in eigh
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, and again with two takeovers, judged by the audit (DURATION=seconds)
-	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py tests/spark/test_failovers.py
+	TRUENEXT_DRAW=all TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py tests/spark/test_failovers.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py

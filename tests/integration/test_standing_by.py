@@ -241,6 +241,7 @@ def await_text(broker: LogBroker, text: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.alternates("silence of PostgreSQL")
 def test_brokers_without_the_synchronous_standby_end_after_their_patience_and_never_fence_each_other(
     tmp_path: Path,
 ) -> None:

@@ -3,6 +3,7 @@
 TRUENEXT_SECONDS=600 pytest -s tests/spark/test_failovers.py
 """
 
+import random
 import time
 from pathlib import Path
 
@@ -66,5 +67,7 @@ def test_the_contract_holds_with_everything_at_once_over_two_takeovers(tmp_path:
         finally:
             for broker in brokers:
                 broker.clean_up()
-        for name, broker in zip(("first", "second"), brokers, strict=True):
-            judge(broker.data, tmp_path / name)
+        # Each has all of the history (C28.16). A short run judges one, since an audit takes a minute.
+        count = 2 if SECONDS > 60 else 1
+        for broker in random.sample(brokers, count):
+            judge(broker.data, broker.data.parent)

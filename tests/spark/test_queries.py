@@ -80,7 +80,7 @@ def test_a_query_on_a_cluster_logs_in_over_tls_in_driver_and_executors(tmp_path:
         broker.kill()
 
 
-@pytest.mark.alternates("programs of pages")
+@pytest.mark.alternates("stories")
 @pytest.mark.timeout(300)
 @one_of("faulty", ["", *jobs.JOBS], ["none", *jobs.JOBS])
 def test_a_run_is_right_unless_a_query_lacks_an_order(

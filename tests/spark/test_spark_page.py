@@ -47,7 +47,7 @@ def quoted(text: str) -> list[str]:
 OPTIONS = {quoted(name)[0]: (default, meaning) for name, default, meaning in rows("| option | default | meaning |")}
 
 
-@pytest.mark.alternates("programs of pages")
+@pytest.mark.alternates("stories")
 @pytest.mark.timeout(500)
 def test_tutorial_in_the_environments_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = tmp_path / "conf" / "spark-defaults.conf"

@@ -38,7 +38,16 @@ def files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "bench", "examples", "tools"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "src",
+        *(
+            pytest.param(each, marks=pytest.mark.alternates("words"))
+            for each in ("tests", "bench", "examples", "tools")
+        ),
+    ],
+)
 def test_docstrings_name_their_subject(folder: str) -> None:
     found = [(path, *one) for path in files(folder) for one in docstrings(ast.parse(path.read_text()))]
     hidden = [
