@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.client.scripted import Script
 from truenext.client.core.client import Client, ConnectOptions, connect_options
 from truenext.client.core.link import ATTEMPT_TIMEOUT_S, DELAY_FIRST_S, DELAY_MAX_S, FIRST_ROUND_S, ConnectBackoff
+from truenext.errors import ConnectionLost
 from truenext.model.url import parse_url
 
 URLS = [f"stomp://127.0.0.1:{port}" for port in (61613, 61614, 61615)]
@@ -114,6 +115,19 @@ def test_first_connection_of_a_client_that_reconnects_shares_a_short_timeout_too
     _, client = opening(URLS[:2], 1.0, reconnects=True)
     client.start_attempt()
     assert client.attempt_timeout_s == 0.5
+
+
+def test_error_of_the_first_connection_names_addresses_that_were_not_tried() -> None:
+    script, client = opening(URLS, 12.0, reconnects=True)
+    client.start_attempt()
+    client.is_listening = True
+    client.on_connect_failed(ConnectionLost("closed"))
+    client.start_attempt()
+    script.now = 5.0
+    silent = "the host has not answered within 5 s: check that the broker runs, and host and port"
+    assert str(client.no_broker_error(5.0)) == (
+        f"no broker at {URLS[0]}: closed; at {URLS[1]}: {silent}; at {URLS[2]}: was not tried in time: wait longer"
+    )
 
 
 def test_address_that_refuses_at_once_leaves_its_time_to_the_others() -> None:

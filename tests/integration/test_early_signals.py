@@ -17,9 +17,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.drawing import one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, dying_with_us
 from tests.integration.test_grants import UserText
+from truenext.cli import early_signals
 
 SITECUSTOMIZE = """
 import os, sys
@@ -58,7 +61,7 @@ BROKER_POINTS = [
 ]
 WITHOUT_FILES = [*BROKER_POINTS, "/server/listener.py:__init__"]
 # The event loop hears of each signal by now, but does not carry out SIGHUP yet.
-WITH_FILES = [*BROKER_POINTS, "/cli/serve.py:_make_reloader"]
+WITH_FILES = [*BROKER_POINTS, "/broker/reload.py:also_apply"]
 SERVICE_POINTS = [
     BEFORE_IMPORTS,
     "/cli/stages/run.py:<module>",
@@ -219,6 +222,20 @@ def test_sighup_ends_a_broker_that_starts_without_files(tmp_path: Path, point: s
         start.signal_while_held(signal.SIGHUP)
         assert start.ended() == -signal.SIGHUP
         assert start.out == ""
+
+
+class NotedLate(list[int]):
+    """Noted signals, of which one more comes just after a look whether there are any."""
+
+    def __bool__(self) -> bool:
+        are_there = len(self) > 0
+        self.append(signal.SIGHUP)
+        return are_there
+
+
+def test_sighup_that_comes_while_another_one_is_looked_for_is_taken_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_signals, "_noted", NotedLate())
+    assert [early_signals.take_noted_sighup() for _ in range(2)] == [False, True]
 
 
 def test_ignored_sighup_does_not_end_a_broker_that_starts_without_files(tmp_path: Path) -> None:

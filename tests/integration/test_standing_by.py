@@ -23,6 +23,7 @@ from tests.integration.log_broker import LogBroker, make_schema
 from tests.integration.test_grants import PASSWORD, UserText
 from tests.stages.postgres import PostgresServer, own_server
 from truenext.broker.config import Configuration, with_files
+from truenext.broker.reload import Reloader
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
 from truenext.errors import StoreBehindError
@@ -120,12 +121,21 @@ def test_member_has_a_digest_of_the_users_file_as_it_was_read(
 def test_reload_while_standing_by_is_applied_to_the_broker_that_takes_over(
     configuration: Configuration,
 ) -> None:
-    apply, broker = mock.Mock(), mock.Mock()
-    reloaded = replace(configuration)
-    for now in (configuration, reloaded):
-        serve._make_reloader(configuration, now, mock.Mock(), mock.Mock(), apply, broker)
-    apply.assert_called_once_with(broker, reloaded)
-    assert apply.call_args.args[1] is reloaded
+    read = [replace(configuration), replace(configuration)]
+    applied: list[tuple[str, int]] = []
+
+    def applier(name: str) -> Callable[[Configuration], None]:
+        return lambda now: applied.append((name, [each is now for each in read].index(True)))
+
+    reloader = Reloader(configuration, iter(read).__next__, apply=applier("standby"))
+    reloader.also_apply(applier("unchanged"))
+    assert applied == []
+    reloader.reload()
+    reloader.also_apply(applier("broker"))
+    assert applied == [("standby", 0), ("unchanged", 0), ("broker", 0)]
+    applied.clear()
+    reloader.reload()
+    assert applied == [("standby", 1), ("unchanged", 1), ("broker", 1)]
 
 
 # ---- Processes ----

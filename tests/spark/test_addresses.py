@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -90,3 +93,54 @@ def test_address_that_refuses_leaves_its_time_to_the_other(silent: Address) -> N
         refusing = parse_url(f"stomp://127.0.0.1:{closed.getsockname()[1]}")
     with pytest.raises(NoBroker, match=r"Connection refused; .* has not answered CONNECT within 2 s"):
         BrokerConnection([refusing, silent], timeout_s=TIMEOUT_S)
+
+
+@contextmanager
+def answering(answer: bytes | None) -> Iterator[Address]:
+    """Address of a program that sends `answer` to each CONNECT and closes the connection; with None it resets the
+    connection."""
+
+    def serve() -> None:
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            with accepted:
+                accepted.recv(1 << 16)
+                if answer is None:
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                else:
+                    accepted.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = Thread(target=serve)
+        serving.start()
+        try:
+            yield parse_url(f"stomp://127.0.0.1:{listening.getsockname()[1]}")
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            serving.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "the broker URL has closed the connection"),
+        (None, r"the connection to URL was lost: .*reset by peer"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "URL: .+"),
+        (b"MESSAGE\n\n\0", "URL: .+"),
+    ],
+    ids=["closes", "resets", "other protocol", "no CONNECTED"],
+)
+def test_address_where_the_login_fails_is_left_for_the_other(
+    answer: bytes | None, reason: str, broker: BrokerProcess
+) -> None:
+    with answering(answer) as faulty:
+        with pytest.raises(NoBroker, match=f"^no broker: {reason.replace('URL', faulty.url)}$") as caught:
+            BrokerConnection([faulty], timeout_s=TIMEOUT_S)
+        assert caught.value.is_listening
+        spark._failed_at.clear()
+        with BrokerConnection([faulty, address_of(broker)], timeout_s=TIMEOUT_S) as connection:
+            assert connection.url == address_of(broker).url
+        assert list(spark._failed_at) == [faulty.url]

@@ -173,7 +173,7 @@ class Committer:
             self._unwatch()
             return
         batch, pending = self._pending
-        # Before `advance`, which may close the socket: asyncio's loop cannot change what it watches of a closed one.
+        # Before `advance`, which may close the socket: a loop cannot change what it watches of a closed one.
         self._unwatch_writing()
         try:
             progress = pending.advance()

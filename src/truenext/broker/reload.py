@@ -44,12 +44,19 @@ class Reloader:
         makes all changes in one step."""
         self.current = current
         """Configuration that was applied last."""
+        self._started_with = current
         self._read_again = read_again
-        self._apply = apply
+        self._appliers = [apply]
+
+    def also_apply(self, apply: Callable[[Configuration], None]) -> None:
+        """Let `apply` make the changes of each later reload, too, and now those of earlier reloads."""
+        if self.current is not self._started_with:
+            apply(self.current)
+        self._appliers.append(apply)
 
     def reload(self) -> ReloadResult:
-        """Read the file, apply its settings, and log the result. Must be called on the event loop, between two turns: a
-        file of usual length is read in a few milliseconds."""
+        """Read the file, apply its settings, and log the result. Must be called on the thread that serves: a file of
+        usual length is read in a few milliseconds."""
         file = self._file
         result = self._reload()
         if result.errors:
@@ -77,7 +84,8 @@ class Reloader:
         errors = list(_fixed_changes(current, new))
         if errors:
             return ReloadResult(name, [], errors)
-        self._apply(new)
+        for apply in self._appliers:
+            apply(new)
         self.current = new
         return ReloadResult(name, list(_changes(current, new)), [])
 

@@ -224,7 +224,7 @@ def connected(
             # The broker did answer, but refused each attempt.
             raise failure(TruenextError(str(error))) from error
         urls = " or ".join(broker.urls)
-        raise failure(ConnectionLost(f"{urls} does not answer in time: {error}, or, {NO_ANSWER_HINT}")) from error
+        raise failure(ConnectionLost(f"{urls} does not answer in time: {error}; {NO_ANSWER_HINT}")) from error
     except LocalProtocolError as error:
         # The request was right, so the peer is not a truenext broker.
         raise failure(RemoteProtocolError(str(error))) from error

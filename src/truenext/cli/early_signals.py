@@ -59,9 +59,11 @@ def listen(arguments: Sequence[str]) -> None:
 
 def take_noted_sighup() -> bool:
     """Return whether a SIGHUP was noted since the last call."""
-    is_noted = bool(_noted)
+    if not _noted:
+        return False
+    # A SIGHUP that comes before this line is covered by the reload that follows.
     _noted.clear()
-    return is_noted
+    return True
 
 
 def restore_sighup() -> None:

@@ -49,8 +49,8 @@ or another process uses the data folder."""
 
 
 START_HINT = (
-    "start one with `truenext serve`, or set its address with --url or TRUENEXT_URL; a broker that stands by refuses, "
-    "too: see `truenext store status`"
+    "start one with `truenext serve`, set its address with --url or TRUENEXT_URL, or see `truenext store status` if "
+    "one stands by"
 )
 
 

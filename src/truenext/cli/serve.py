@@ -93,7 +93,8 @@ def serve(
         opened, engine, recovered = _open_and_recover(
             configuration, member, resources, take_over=take_over, reloader=reloader
         )
-        started_with, configuration = configuration, configuration if reloader is None else reloader.current
+        if reloader is not None:
+            configuration = reloader.current
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         tls = ListenerTls(None if configuration.certificates is None else configuration.certificates.context)
         make_broker = partial(
@@ -111,10 +112,7 @@ def serve(
             session_factories=make_session_factories(),
         )
         apply = partial(_apply_changes, tls, opened.exporter)
-        make_reloader = None
-        if reread is not None:
-            make_reloader = partial(_make_reloader, started_with, configuration, reread, member, apply)
-        run = partial(_run, make_broker, make_listener, addresses, tls, make_reloader)
+        run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply)
         run = partial(run, after_clean_stop=recovered.clean_stop)
         # Frees the names of all queues.
         del recovered
@@ -289,25 +287,6 @@ def _open_log(settings: BrokerSettings, member: MemberSettings, *, take_over: bo
     )
 
 
-def _make_reloader(
-    started_with: Configuration,
-    configuration: Configuration,
-    reread: Callable[[], Configuration],
-    member: MemberSettings,
-    apply: Callable[[Broker, Configuration], None],
-    broker: Broker,
-) -> Reloader:
-    """Return the reloader of a broker that has started, and apply what was reloaded while it stood by."""
-
-    def apply_all(changed: Configuration) -> None:
-        apply(broker, changed)
-        _apply_settings(member, changed)
-
-    if configuration is not started_with:
-        apply(broker, configuration)
-    return Reloader(configuration, reread, apply=apply_all)
-
-
 def _apply_settings(member: MemberSettings, changed: Configuration) -> None:
     """Apply the changes that concern a broker that stands by, too."""
     if changed.users is not None:
@@ -372,7 +351,8 @@ async def _run(
     make_listener: Callable[..., Listener],
     addresses: Sequence[Address],
     tls: ListenerTls,
-    make_reloader: Callable[[Broker], Reloader] | None,
+    reloader: Reloader | None,
+    apply: Callable[[Broker, Configuration], None],
     *,
     after_clean_stop: bool,
 ) -> str | None:
@@ -395,8 +375,9 @@ async def _run(
         broker.failure.add_done_callback(lambda _: stop.set())
         broker.end = stop.set
         await broker.start(after_clean_stop=after_clean_stop)
-        if make_reloader is not None:
-            broker.reload = make_reloader(broker).reload
+        if reloader is not None:
+            reloader.also_apply(partial(apply, broker))
+            broker.reload = reloader.reload
             # Not `loop.add_signal_handler`: the loop would reload once more for a SIGHUP that was noted before.
             signal.signal(
                 signal.SIGHUP, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(broker.reload)

@@ -236,7 +236,8 @@ class Client:
         if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
             return Refused(str(self._last_error), self._last_error.code)
         under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at)), self.is_listening
-        failures = {each.url: self._failures.get(each.url, under_way) for each in self.options.addresses}
+        untried = dict.fromkeys((each.url for each in self.options.addresses), (_NOT_TRIED_TEXT, False))
+        failures = untried | {self.current_url: under_way} | self._failures
         error = NoBroker(f"no broker at {_join_reasons({url: reason for url, (reason, _) in failures.items()})}")
         error.is_listening = any(is_listening for _, is_listening in failures.values())
         return error
@@ -735,6 +736,7 @@ def _join_reasons(reasons: Mapping[str, str]) -> str:
 
 
 _CLOSED_TEXT = "the connection is closed: open a new connection"
+_NOT_TRIED_TEXT = "was not tried in time: wait longer"
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Codes of refusals after which every later login would be refused, too."""
 

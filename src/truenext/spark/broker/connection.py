@@ -25,7 +25,7 @@ from truenext.client.core.link import HEART_BEAT, AnswerHandler, Link
 from truenext.client.password_file import current_password
 from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
-from truenext.errors import Code, ConnectionLost, NoBroker, Refused
+from truenext.errors import Code, ConnectionLost, NoBroker, Refused, RemoteProtocolError
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 from truenext.spark.broker.tls_stream import TlsStream
@@ -319,7 +319,7 @@ class BrokerConnection:
         if self._link.is_up:
             return ConnectionLost(f"the connection to {self.url} was lost: {reason_of(error)}")
         # With TLS 1.3 the broker refuses a client's certificate after the client's part of the handshake.
-        return _no_broker(f"{self.url}: {reason_of(error)}", is_listening=True)
+        return ConnectionLost(f"{self.url}: {reason_of(error)}")
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
@@ -351,11 +351,18 @@ class BrokerConnection:
         self._socket, self.url = _connect(address, credentials, timeout_s), address.url
         try:
             self._log_in(headers, timeout_s)
-        except BaseException:
+        except BaseException as error:
             self._socket.close()
+            # A proxy may accept the connection, and close it because the broker behind it does not run.
+            if isinstance(error, ConnectionLost):
+                raise _no_broker(str(error), is_listening=True) from error
+            if isinstance(error, RemoteProtocolError):
+                raise _no_broker(f"{self.url}: {error}", is_listening=True) from error
             raise
 
     def _log_in(self, headers: dict[str, str], timeout_s: float) -> None:
+        """Log in. Raises: ConnectionLost if the peer does not answer in time, or closes the connection;
+        RemoteProtocolError if the peer is no broker; Refused if the broker refuses the login"""
         link = self._link
         link.send_connect({"truenext-client": "1", **headers})
         self.flush()
@@ -363,10 +370,9 @@ class BrokerConnection:
         while not link.is_up:
             if not self._read(deadline):
                 waited_s = round(timeout_s, 1)
-                raise _no_broker(
+                raise ConnectionLost(
                     f"{self.url} accepts connections, but has not answered CONNECT within {waited_s:g} s: check that "
-                    f"a truenext broker is there, or, {NO_ANSWER_HINT}",
-                    is_listening=True,
+                    f"a truenext broker is there, or, {NO_ANSWER_HINT}"
                 )
         link.require_truenext("Spark")
 
