@@ -105,6 +105,11 @@ def test_first_failover_goes_as_the_page_says(postgres: PostgresServer, tmp_path
         roles = {"active": "standing by", "standing by": "active"}
         swapped = re.sub("active|standing by", lambda found: roles[found[0]], members)
         await_output(swapped, status, tmp_path, environment)
+        # The active broker reads the members once a second.
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "standing by" not in run(f"truenext status --url {url}", tmp_path, environment):
+            assert time.monotonic() < deadline, "the active broker sees no standby"
+            time.sleep(0.1)
         answer = run(failover.replace("stomp://127.0.0.1:61614", url), tmp_path, environment)
         assert answer == "a is to take over.\n" and "`a is to take over.`" in PAGE
         assert second.broker.wait(PATIENCE_SECONDS) == 3
