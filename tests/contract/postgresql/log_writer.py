@@ -100,6 +100,7 @@ class LogWriter:
         self.begins = begins
         self.begun_count = 0
         """Number of appends that ended without waiting."""
+        self._is_certain = True
 
     def frames_after(self, number: int) -> Iterator[bytes]:
         for each in range(number + 1, self.position.number + 1):
@@ -124,13 +125,13 @@ class LogWriter:
     def append(self, payload: bytes = b"payload") -> bool:
         new = self._next(payload)
         row = (new.number, self.position.digest, new.digest, [payload[:3], payload[3:]])
-        if self.begins and is_applied(self.log.begin_append(*row)):
+        # Behind a row that is not certain, a store waits for each further one.
+        if self.begins and self._is_certain and is_applied(self.log.begin_append(*row)):
             self.begun_count += 1
-            is_certain = True
         else:
-            is_certain = self.log.append(*row)
+            self._is_certain = self.log.append(*row)
         self._add(payload)
-        return is_certain
+        return self._is_certain
 
     def _add(self, payload: bytes) -> None:
         self.position = self._next(payload)

@@ -601,13 +601,13 @@ def test_slow_append_that_returns_after_a_takeover_is_fenced(
         first.append()
 
 
-def test_append_to_a_log_with_another_last_row_is_forgotten(
+def test_append_to_a_log_with_another_last_row_is_fenced(
     open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str
 ) -> None:
     writer = open_writer()
     writer.append()
     admin.execute(f"UPDATE {schema}.log SET digest = %s WHERE number = 2", (bytes(16),))
-    with pytest.raises(StoreForgottenError):
+    with pytest.raises(StoreFencedError, match="another broker has gone on"):
         writer.append()
 
 
