@@ -312,7 +312,7 @@ class PostgresqlLog:
             active = self._lookout.active.place
             logger.info("standing by", extra={"schema": self._schema, "active": active})
             self._member.on_standing_by(active.partition("@")[0])
-        self._say_if_held_back()
+        self._log_held_back()
         if decision is Decision.WAIT and boottime() >= self._described_at + DESCRIPTION_INTERVAL_S:
             if not self._describe_itself(connection, Role.STANDING_BY, last.epoch, position.number):
                 # Begun while this process was stopped.
@@ -320,7 +320,7 @@ class PostgresqlLog:
             self._compare_users(connection, last.epoch)
         return decision
 
-    def _say_if_held_back(self) -> None:
+    def _log_held_back(self) -> None:
         """Log that this broker cannot take over while PostgreSQL waits for its standby, once for each such wait."""
         waited_s, was_held_back = self._lookout.waited_s, self._is_held_back
         self._is_held_back = waited_s > 0 and (was_held_back or waited_s >= self._member.failover_after_s)
