@@ -99,6 +99,8 @@ class _Both:
                 if time.monotonic() > deadline:
                     raise BrokerError(f"no broker stands by:\n{self.heir.log()[-3000:]}")
                 time.sleep(0.1)
+        # The active broker reads once a second which brokers stand by.
+        time.sleep(2.0)
 
     def swap(self) -> None:
         """Let the former broker stand by, after the other one has taken over."""
