@@ -15,23 +15,21 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psycopg
 
-from bench import frames, machine
+from bench import frames
 from bench.backlog_load import Backlog, fill
 from bench.brokers import BrokerError, Truenext, free_port
 from bench.load import LOADS, await_frame, connect
 from bench.memory import MemoryWatch
 from bench.options import not_negative, positive
-from bench.postgresql import InPostgresql, new_schema, print_ratios, take_turns
-from bench.postgresql_server import Postgresql, no_postgresql_reason
-from bench.progress import guarded, print_line, work
-from bench.workers import end_in_order
+from bench.postgresql import InPostgresql, measure_in_folder, new_schema, print_ratios, take_turns
+from bench.postgresql_server import Postgresql
+from bench.progress import print_line, work
 
 _PARTS = ("takeovers", "standby", "idle")
 _LOADS = tuple(load for load in LOADS if load.key in ("3", "5", "7"))
@@ -111,18 +109,7 @@ class _Both:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    end_in_order()
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as name:
-        folder = Path(name)
-        # The server may run as another user.
-        folder.chmod(0o711)
-        if reason := no_postgresql_reason(folder):
-            print_line(f"failed: {reason}")
-            return 1
-        for fact, value in [*machine.facts(folder), ("seed", str(options.seed))]:
-            print_line(f"{fact}: {value}")
-        return guarded(lambda: _measure(folder, options))
+    return measure_in_folder(_parser().parse_args(arguments), _measure)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -107,7 +107,11 @@ def new_schema(server: Postgresql) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    return measure_in_folder(_parser().parse_args(arguments), _measure)
+
+
+def measure_in_folder(options: argparse.Namespace, measure: Callable[[Path, argparse.Namespace], None]) -> int:
+    """Call `measure` with a folder for a server of PostgreSQL, and return the exit status."""
     end_in_order()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as name:
         folder = Path(name)
@@ -118,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         for fact, value in [*machine.facts(folder), ("seed", str(options.seed))]:
             print_line(f"{fact}: {value}")
-        return guarded(lambda: _measure(folder, options))
+        return guarded(lambda: measure(folder, options))
 
 
 def _parser() -> argparse.ArgumentParser:
