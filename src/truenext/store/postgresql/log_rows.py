@@ -162,11 +162,17 @@ def newer_format(connection: Connection, schema: str, after: int, known: int) ->
     return None if found is None else found[0]
 
 
-WAITS_FOR_STANDBY: LiteralString = """
-SELECT state_change FROM pg_locks JOIN pg_stat_activity AS session USING (pid)
-WHERE locktype = 'relation' AND relation = %s::regclass AND granted
+WRITES: LiteralString = """
+locktype = 'relation' AND relation = %s::regclass AND granted
     AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND mode NOT IN ('AccessShareLock', 'RowShareLock') AND wait_event = 'SyncRep'
+    AND mode NOT IN ('AccessShareLock', 'RowShareLock')
+"""
+"""Condition on `pg_locks`: the session has written to the log, or locks the log for writers. Its parameter is
+`relation_parameter`."""
+
+WAITS_FOR_STANDBY: LiteralString = f"""
+SELECT state_change FROM pg_locks JOIN pg_stat_activity AS session USING (pid)
+WHERE {WRITES} AND wait_event = 'SyncRep'
 """
 """Statement that returns the begin of each wait for a synchronous standby, of a session that has written to the log.
 
