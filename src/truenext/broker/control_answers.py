@@ -104,7 +104,7 @@ class MemberReport(msgspec.Struct):
     role: str
     """`active`, `standing by`, or `stopped` after a clean stop. A broker that was killed keeps its role."""
     epoch: int
-    """Its epoch if it is active, else that of the active broker that it follows or has followed."""
+    """Epoch of this broker if it is active, else of the active broker that it follows or has followed."""
     number: int
     """Number of its last row."""
     age_ms: int
@@ -130,7 +130,7 @@ class LogReport(msgspec.Struct):
     waiting_since_ms: int | None
     """Time since which nothing is confirmed, in milliseconds since 1970; null if `awaited` is null."""
     members: list[MemberReport]
-    """All brokers of the log, active or not."""
+    """Brokers of the log, active or not."""
 
 
 class StatusReport(msgspec.Struct):

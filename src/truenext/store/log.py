@@ -137,7 +137,7 @@ class MemberSettings:
 
     name: str
     folder: Path
-    """Its data folder."""
+    """Data folder of this broker."""
     failover_after_s: float
     users: str = ""
     """Digest of its users file; "" if it has none. A reload changes it, on any thread."""
@@ -161,7 +161,7 @@ class LogStatus:
     is_replicated: bool
     """True if each row is confirmed by a synchronous standby, too."""
     members: tuple[Member, ...] = ()
-    """All brokers of the log that have described themselves."""
+    """Brokers of the log that have described themselves."""
 
 
 class Frames(Protocol):

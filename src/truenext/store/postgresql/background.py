@@ -69,7 +69,7 @@ class Background:
         self.bytes = {"database_used": 0, "database_limit": database_limit}
         self.position = 0
         self.members: tuple[Member, ...] = ()
-        """All brokers that have described themselves, as of the last check."""
+        """Brokers that have described themselves, as of the last check."""
         self._members_at = 0.0
         """Time of that check."""
         self._was_ended = False

@@ -125,7 +125,7 @@ class PostgresqlLog:
         self._compared: Row | None = None
         """Last row of the log that was compared with the folder, which is ahead."""
         self._was_replicated = False
-        """As `is_replicated`, but of the broker that has named it."""
+        """Setting `is_replicated` of the broker that has named `_origin`."""
         self.silent_from = inf
         self.frames: Frames
         self._database = Database(

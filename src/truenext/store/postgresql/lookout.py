@@ -47,7 +47,7 @@ class Lookout:
         self.identity = ""
         """Identity of the log, as of the last look."""
         self.active = ActiveBroker()
-        """As of the last look."""
+        """Last active broker, as of the last look."""
 
     def wait(self) -> None:
         """Wait for the time of the next look."""
