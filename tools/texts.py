@@ -28,7 +28,7 @@ _COMMAND_DECORATORS = {"command", "group"}
 _WORD = re.compile(r"[A-Za-z]{2}")
 _TWO_WORDS = re.compile(r"[A-Za-z]{2}.* .*[a-z]{2}|[a-z]{2}.* .*[A-Za-z]{2}", re.DOTALL)
 _CODE = re.compile(
-    r"\s*(ALTER|BEGIN|COMMIT|CREATE|DELETE|DROP|INSERT|PRAGMA|SAVEPOINT|SELECT|SET|UPDATE|WITH) "
+    r"\s*(ALTER|BEGIN|COMMIT|CREATE|DELETE|DROP|INSERT|PRAGMA|SAVEPOINT|SELECT|SET|UPDATE|WHERE|WITH) "
     # A type, a grammar.
     r"|\w+\[.*\]$"
     r"|\n    \?start"

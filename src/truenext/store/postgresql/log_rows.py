@@ -162,8 +162,8 @@ def newer_format(connection: Connection, schema: str, after: int, known: int) ->
     return None if found is None else found[0]
 
 
-WRITES: LiteralString = """
-locktype = 'relation' AND relation = %s::regclass AND granted
+OF_WRITERS: LiteralString = """
+WHERE locktype = 'relation' AND relation = %s::regclass AND granted
     AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND mode NOT IN ('AccessShareLock', 'RowShareLock')
 """
@@ -172,7 +172,7 @@ locktype = 'relation' AND relation = %s::regclass AND granted
 
 WAITS_FOR_STANDBY: LiteralString = f"""
 SELECT state_change FROM pg_locks JOIN pg_stat_activity AS session USING (pid)
-WHERE {WRITES} AND wait_event = 'SyncRep'
+{OF_WRITERS} AND wait_event = 'SyncRep'
 """
 """Statement that returns the begin of each wait for a synchronous standby, of a session that has written to the log.
 

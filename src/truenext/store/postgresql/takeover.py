@@ -27,7 +27,7 @@ from truenext.store.log import next_digest
 from truenext.store.postgresql.connection import Connection, StandbyWaitError
 from truenext.store.postgresql.kept import ORIGIN, write_fact
 from truenext.store.postgresql.layout import statement
-from truenext.store.postgresql.log_rows import WRITES, last_row, newer_format, relation_parameter
+from truenext.store.postgresql.log_rows import OF_WRITERS, last_row, newer_format, relation_parameter
 from truenext.store.postgresql.outcome import Row
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def end_sessions_in_the_way(connection: Connection, schema: str) -> None:
             f"""
             SELECT pid, coalesce(application_name, ''), coalesce(wait_event = 'SyncRep', false) FROM pg_locks
             LEFT JOIN pg_stat_activity AS session USING (pid)
-            WHERE {WRITES} AND pid <> pg_backend_pid()
+            {OF_WRITERS} AND pid <> pg_backend_pid()
             GROUP BY pid, application_name, xact_start, wait_event
             HAVING coalesce(xact_start < clock_timestamp() - interval '1 second'
                 * CASE WHEN bool_or(mode = 'ShareRowExclusiveLock') AND wait_event IS DISTINCT FROM 'SyncRep'
