@@ -88,21 +88,26 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
 # Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take four fifths of
-# the time. Those with Spark, and some others once more, write to a file meanwhile, which is shown at the end.
-test: .venv-core/test .venv/spark ## Everything that must hold, in minutes
+# the time. Those with Spark, and some others once more, write to a file meanwhile, which is shown at the end. Both
+# environments build the same module in C, so that is done before.
+test: .venv-core/test .venv/core ## Everything that must hold, in minutes
 	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
-	echo "tests with Spark, and some others once more, run meanwhile; their output, in $$output, is shown at the end"; \
+	echo "Spark is installed if it is missing (550 MB), and tests with it, and some others once more, run meanwhile;"; \
+	echo "their output, in $$output, is shown at the end"; \
 	{ status=0; for each in test-spark test-again; do $(MAKE) --no-print-directory $$each || status=$$?; done; exit $$status; } >$$output 2>&1 & spark=$$!; \
 	status=0; $(MAKE) --no-print-directory test-core || status=$$?; \
 	wait $$spark || status=$$?; cat $$output; exit $$status
 
 
+CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+
 test-core: .venv-core/test
 	.venv-core/bin/truenext --version
 	.venv-core/bin/ruff format --check .
 	.venv-core/bin/ruff check .
-	.venv-core/bin/lint-imports
-	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+	@echo 'compiling the tests, so that not every process of the next step does'
+	@.venv-core/bin/python -m pytest --collect-only -qq $(CORE_TESTS) >/dev/null || true
+	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) $(CORE_TESTS)
 
 # What the first run tests with the codec in C, without TLS.
 test-again: .venv-core/test
@@ -111,6 +116,7 @@ test-again: .venv-core/test
 
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
 test-spark: .venv/spark
+	$(BIN)/lint-imports
 	$(call timed,types) $(BIN)/mypy --num-workers auto
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 

@@ -52,11 +52,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [each for each in items if each not in left]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    # Thousands of tests stay to the end: many collections need not look at them again and again.
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # Thousands of tests stay to the end: garbage collection need not look at them again and again.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.drawing import one_of
 from tests.integration.broker_process import dying_with_us
 from truenext import blocking, testing
 from truenext.client.tasks import heartbeat_thread
@@ -24,9 +25,10 @@ from truenext.client.tasks.connection import Connection, Message, Session, conne
 from truenext.errors import ConnectionLost
 from truenext.testing.blocking import BlockingBroker
 
-HEART_BEAT_S = 0.2
-BLOCKED_S = 1.6
-"""Duration of a blocked loop: many times as long as a broker waits for a client's heart-beat."""
+HEART_BEAT_S = 0.8
+"""Interval long enough that a thread which waits for a busy processor does not miss one."""
+BLOCKED_S = 4.0
+"""Duration of a blocked loop: twice as long as a broker waits for a client's heart-beat."""
 PATIENCE_S = 60.0
 
 
@@ -43,7 +45,7 @@ class TimersFirst(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]
 
 
-LOOPS = pytest.mark.parametrize(
+LOOPS = one_of(
     "loop",
     [asyncio.new_event_loop, uvloop.new_event_loop, TimersFirst],
     ids=["asyncio", "uvloop", "timers first"],
@@ -86,7 +88,7 @@ def no_heartbeat_thread_remains() -> Iterator[None]:
 
 
 @LOOPS
-@pytest.mark.parametrize("blocks", [sleeps, computes])
+@one_of("blocks", [sleeps, computes], ids=["sleeps", "computes"])
 def test_a_handler_that_blocks_its_loop_is_run_once_and_its_transaction_goes_on(
     loop: Loop, blocks: Callable[[], None]
 ) -> None:
@@ -249,7 +251,7 @@ from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError
 
 async def main():
-    async with connect(sys.argv[1], heart_beat=0.2, heartbeat_thread=True) as connection:
+    async with connect(sys.argv[1], heart_beat=0.8, heartbeat_thread=True) as connection:
         await connection.send("/queue/q", "x")
         driver = connection._driver
         # As it is while the thread beats.
@@ -271,7 +273,7 @@ async def main():
             driver._write_lock.release()
             _, status = os.waitpid(child, 0)
             assert status == 0, status
-            time.sleep(1.5)
+            time.sleep(4.0)
             await connection.send("/queue/q", "y")
             assert connection.health().reconnects == 0
     os._exit(0)

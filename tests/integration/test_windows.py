@@ -70,8 +70,12 @@ def test_an_urgent_message_goes_to_a_working_consumer_and_not_to_a_stalled_one(
         time.sleep(0.05)
     # Stretched by now, and nothing that is urgent may go there.
     sender.send(queue, b"urgent", priority=9, confirmed=True)
-    got = {bytes(message.body) for receiver in others for message in _acknowledged(receiver, 200)}
-    assert b"urgent" in got
+    # What their windows hold comes before it.
+    got: list[str] = []
+    while "urgent" not in got and len(got) < 1000:
+        for receiver in others:
+            got += bodies(_acknowledged(receiver, 10))
+    assert "urgent" in got
     assert "urgent" not in bodies(stalled.arrived())
     assert len(held) == 10
 
