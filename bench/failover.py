@@ -2,7 +2,8 @@
 
     takeovers   seconds from the end of the active broker to the first delivery of the other one, with many messages
                 waiting: planned, killed, and stopped; and seconds from a restart of PostgreSQL to the next receipt
-    standby     rates of a broker with one that stands by, beside those of a broker without
+    standby     rates of a broker with one that stands by, beside those of a broker without; the broker that stands by
+                has processors of its own, all others share one
     idle        processor time of a broker that stands by while nothing happens
 
 python -m bench.failover --only takeovers --waiting 1000000
@@ -11,12 +12,14 @@ python -m bench.failover --only takeovers --waiting 1000000
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -42,6 +45,7 @@ _STANDBY_TARGET = 0.97
 _IDLE_TARGET = 0.01
 _IDLE_S = 20.0
 _PATIENCE = 1200.0
+_ALL_PROCESSORS = os.sched_getaffinity(0)
 
 
 class _Member(Truenext):
@@ -61,6 +65,11 @@ class _Member(Truenext):
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None, "it runs"
         self._process.send_signal(number)
+
+    def move_to(self, processors: set[int]) -> None:
+        assert self._process is not None, "it runs"
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), processors)
 
     def await_takeover(self) -> None:
         assert self._process is not None, "it runs"
@@ -140,9 +149,23 @@ def _parts(text: str) -> tuple[str, ...]:
 def _measure(folder: Path, options: argparse.Namespace) -> None:
     parts = {"takeovers": _measure_takeovers, "standby": _measure_standby, "idle": _measure_idle}
     for name in options.only:
-        with Postgresql(folder, free_port()) as server:
+        with ExitStack() as stack:
+            if name == "standby":
+                stack.enter_context(_on_one_processor())
+            server = stack.enter_context(Postgresql(folder, free_port()))
             print_line(f"\n{name}: {server.version}")
             parts[name](server, folder, options)
+
+
+@contextmanager
+def _on_one_processor() -> Iterator[None]:
+    """Let all processes that are started in the block share one processor."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, processors)
 
 
 # ---- Takeovers ----
@@ -219,6 +242,7 @@ def _restart(server: Postgresql, port: int) -> float:
 
 def _measure_standby(server: Postgresql, folder: Path, options: argparse.Namespace) -> None:
     with _Both(folder, server) as both, InPostgresql(folder, server) as alone:
+        both.heir.move_to(_ALL_PROCESSORS - os.sched_getaffinity(0) or _ALL_PROCESSORS)
         both.active.name, alone.name = "with a broker that stands by", "alone"
         brokers = [both.active, alone]
         rates = take_turns(brokers, _LOADS, options)
