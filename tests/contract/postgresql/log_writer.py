@@ -111,7 +111,7 @@ class LogWriter:
         self.follow()
         if self.begins:
             # The first append would prepare the statements, and wait for that.
-            self.log._call(self.log._prepare_append)
+            self.log._database.call(self.log._appender._prepare_append)
 
     def follow(self) -> list[bytes]:
         """Read all rows that are new, and return their payloads."""
