@@ -31,22 +31,6 @@ _NUMBERS = itertools.count(1)
 NewBroker = Callable[..., BrokerProcess]
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """PostgreSQL without a standby, which confirms only what it has synced."""
-    with own_server(**DURABLE) as server:
-        yield server
-
-
-@pytest.fixture
-def schema(postgres: PostgresServer) -> str:
-    """Schema with the tables of a new log."""
-    name = f"log_{next(_NUMBERS)}"
-    with postgres.connect() as connection:
-        make_log(connection, schema=name)
-    return name
-
-
 @pytest.fixture
 def new_broker(postgres: PostgresServer, schema: str, tmp_path: Path) -> Iterator[NewBroker]:
     """Function that prepares a broker of the schema, with a folder and a member name of its own. It gets further
