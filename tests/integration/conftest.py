@@ -67,6 +67,13 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """As `postgres`, but of this test alone, which may stop the server."""
+    with own_server(**DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
 def schema(postgres: PostgresServer) -> str:
     """Schema with the tables of a new log."""
     name = f"log_{next(_NUMBERS)}"

@@ -48,16 +48,15 @@ def walk(steps: Steps[AnyState], state: AnyState, choices: Sequence[int]) -> Non
         raise Violation("\n".join([str(violation), *way])) from violation
 
 
-def _itself(state: AnyState) -> AnyState:
-    return state
-
-
 class Search(Generic[AnyState]):
     """States in the order in which they are found. Of states with the same future only one is kept: those that
     `canonical` makes equal."""
 
     def __init__(
-        self, steps: Steps[AnyState], initial: AnyState, canonical: Callable[[AnyState], AnyState] = _itself
+        self,
+        steps: Steps[AnyState],
+        initial: AnyState,
+        canonical: Callable[[AnyState], AnyState] = lambda state: state,
     ) -> None:
         self._steps = steps
         self._initial = initial

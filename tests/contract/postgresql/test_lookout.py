@@ -15,7 +15,7 @@ import pytest
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import LogWriter, open_log, refuse_members, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
-from tests.contract.postgresql.test_log import wait_until
+from tests.contract.postgresql.test_log import backend_of, terminate, wait_until
 from tests.stages.postgres import PostgresServer
 from truenext.clock import boottime
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError, StoreFencedError
@@ -191,9 +191,7 @@ def test_takeover_over_another_connection_than_that_of_the_look_is_refused(
     active: LogWriter, standby: LogWriter, admin: Admin
 ) -> None:
     assert standby.log.stands_by(standby.position)
-    connection = standby.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(standby))
     assert not standby.log.take_over(standby.position)
     active.append()
 
@@ -204,9 +202,7 @@ def test_lost_connection_makes_the_standby_wait_for_longer(
     """PostgreSQL may just be back, and the active broker without its session."""
     look_for(standby, 0.3)
     active.log.close()
-    connection = standby.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(standby))
     look_for(standby, FREE_S + 0.4)
     assert "connection to PostgreSQL lost: cannot follow the log until it is back" in caplog.messages
     assert take_over(standby) < FAILOVER_AFTER_S
@@ -479,9 +475,7 @@ def test_active_broker_does_not_go_on_in_a_copy(active: LogWriter, admin: Admin)
     origin = active.log._end.origin
     assert origin is not None
     active.log._end.origin = origin._replace(system=42)
-    connection = active.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(active))
     with pytest.raises(Exception, match="is a copy"):
         active.append()
 

@@ -13,6 +13,7 @@ import pytest
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import LogWriter, member_settings, open_log, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
+from tests.contract.postgresql.test_log import backend_of, terminate
 from tests.stages.postgres import PostgresServer
 from truenext.errors import StoreFencedError, StoreForgottenError
 from truenext.model.batch import Batch
@@ -325,9 +326,7 @@ def test_active_broker_that_finds_its_last_row_names_the_new_timeline(
     origin = writer.log._end.origin
     assert origin is not None
     writer.log._end.origin = origin._replace(timeline=0)
-    connection = writer.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(writer))
     writer.append(payload(2))
     found = admin.execute(f"SELECT value FROM {schema}.fact WHERE kind = 'origin'").fetchone()
     assert found is not None

@@ -1,13 +1,12 @@
 """PostgresqlLog: the log of a store in PostgreSQL.
 
     append      one statement: inserts row N if row N - 1 has the epoch and the digest that this broker knows
-                (log_appender.py)
-    look        one statement, each 0.2 s while the broker stands by (log_standby.py, lookout.py, standing_by.py)
-    takeover    one transaction under a lock: reads the last row, and inserts a row with the next epoch
-                (log_standby.py, takeover.py)
+    look        one statement, each 0.2 s while the broker stands by (lookout.py, standing_by.py)
+    takeover    one transaction under a lock: reads the last row, and inserts a row with the next epoch (takeover.py)
 
-Its rooms share the database (database.py), and what is known of the log's end (log_end.py). Partitions, compaction and
-sizes are the work of a thread (background.py).
+One room each reads (log_reader.py), stands by and takes over (log_standby.py), and appends (log_appender.py). All share
+the database (database.py), and what is known of the log's end (log_end.py). Partitions, compaction and sizes are the
+work of a thread (background.py).
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class PostgresqlLog:
         self._own_member = OwnMember(schema, member)
         self._reader = LogReader(end, database)
         self._standby = LogStandby(end, database, self._own_member, takes_over=take_over)
-        self._takeover = LogTakeover(end, database, background, self._own_member, self._standby)
+        self._takeover = LogTakeover(end, database, background, self._standby)
         self._appender = LogAppender(end, database, background)
         try:
             self._open()

@@ -102,19 +102,15 @@ class LogAppender:
         is_certain = names_standbys is not None and (names_standbys or not self._database.is_replicated)
         if connection.has_warned or not is_certain or boottime() - pending.began > SLOW_S:
             return Progress.IN_DOUBT
-        self._end_pending()
+        self._database.pending = None
         self._database.note_quick_answer()
         self._end.number = new.number
         self._end.confirm(pending.began)
         return Progress.APPLIED
 
-    def _end_pending(self) -> PendingAppend | None:
-        pending, self._database.pending = self._database.pending, None
-        return pending
-
     def _append(self, connection: Connection, new: NewRow) -> bool:
         """Append a row. Return whether the standby has it for certain, too, if there must be one."""
-        pending = self._end_pending()
+        pending, self._database.pending = self._database.pending, None
         if pending is None:
             self._prepare_append(connection)
         try:

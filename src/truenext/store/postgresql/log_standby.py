@@ -35,7 +35,7 @@ class LogStandby:
         """With `takes_over` the broker takes over at once, also if another one is active."""
         self._end = end
         self._call = database.call
-        self._own_member = own_member
+        self.own_member = own_member
         self._takes_over = takes_over
         self._lookout = Lookout(end.schema, end.member)
         self._has_stood_by = False
@@ -45,9 +45,9 @@ class LogStandby:
         """Last row of the log that was compared with the folder, which is ahead."""
 
     def stands_by(self, position: LogPosition) -> bool:
-        if not self._own_member.described_at:
+        if not self.own_member.described_at:
             # Not at the opening: until the folder is locked, the broker that uses it may describe itself there.
-            self._call(partial(self._own_member.claim_name, epoch=self._end.epoch, number=position.number))
+            self._call(partial(self.own_member.claim_name, epoch=self._end.epoch, number=position.number))
         self._lookout.wait()
         decision = self._call(partial(self._look, position=position))
         if decision is Decision.END_AND_TAKE_OVER:
@@ -72,11 +72,11 @@ class LogStandby:
             logger.info("standing by", extra={"schema": self._end.schema, "active": active})
             self._end.member.on_standing_by(active.partition("@")[0])
         self._log_held_back()
-        if decision is Decision.WAIT and boottime() >= self._own_member.described_at + DESCRIPTION_INTERVAL_S:
-            if not self._own_member.describe(connection, Role.STANDING_BY, last.epoch, position.number):
+        if decision is Decision.WAIT and boottime() >= self.own_member.described_at + DESCRIPTION_INTERVAL_S:
+            if not self.own_member.describe(connection, Role.STANDING_BY, last.epoch, position.number):
                 # Begun while this process was stopped.
-                raise self._own_member.name_error()
-            self._own_member.compare_users(connection, last.epoch)
+                raise self.own_member.name_error()
+            self.own_member.compare_users(connection, last.epoch)
         return decision
 
     def _log_held_back(self) -> None:
@@ -116,13 +116,10 @@ class LogStandby:
 
 
 class LogTakeover:
-    def __init__(
-        self, end: LogEnd, database: Database, background: Background, own_member: OwnMember, standby: LogStandby
-    ) -> None:
+    def __init__(self, end: LogEnd, database: Database, background: Background, standby: LogStandby) -> None:
         self._end = end
         self._database = database
         self._background = background
-        self._own_member = own_member
         self._standby = standby
 
     def take_over(self, position: LogPosition) -> bool:
@@ -139,12 +136,11 @@ class LogTakeover:
             if row is None:
                 return False
         self._database.is_active = True
-        self._database.call(
-            partial(self._own_member.describe, role=Role.ACTIVE, epoch=self._end.epoch, number=self._end.number)
-        )
+        end, own_member = self._end, self._standby.own_member
+        self._database.call(partial(own_member.describe, role=Role.ACTIVE, epoch=end.epoch, number=end.number))
         self._database.call(lambda _: self._background.prepare(TAKEOVER_SILENCE_S))
-        self._end.confirm(began)
-        logger.info("took over the log", extra={"schema": self._end.schema, "epoch": self._end.epoch})
+        end.confirm(began)
+        logger.info("took over the log", extra={"schema": end.schema, "epoch": end.epoch})
         return True
 
     def _try_to_take_over(
@@ -187,13 +183,10 @@ class LogTakeover:
         return row, not (self._database.is_replicated and connection.has_warned)
 
     def _insert_takeover(self, connection: Connection, last: Row) -> Row:
-        row, names_standbys = takeover.insert_takeover(
-            connection, self._end.schema, last, RareChanges(), self._end.member.name
-        )
+        schema, member = self._end.schema, self._end.member
+        row, names_standbys = takeover.insert_takeover(connection, schema, last, RareChanges(), member.name)
         self._database.check_standbys(names_standbys)
-        failover_after_ms = round(self._end.member.failover_after_s * 1000)
-        active = kept.ActiveBroker(
-            failover_after_ms, self._database.is_replicated, place_of(self._end.member), row.number
-        )
-        kept.write_fact(connection, self._end.schema, "active", kept.encode_active(active))
+        failover_after_ms = round(member.failover_after_s * 1000)
+        active = kept.ActiveBroker(failover_after_ms, self._database.is_replicated, place_of(member), row.number)
+        kept.write_fact(connection, schema, "active", kept.encode_active(active))
         return row

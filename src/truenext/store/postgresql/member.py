@@ -32,12 +32,7 @@ def place_of(settings: MemberSettings) -> str:
 
 
 def write_member(
-    connection: Connection,
-    schema: str,
-    settings: MemberSettings,
-    role: Role,
-    epoch: int,
-    number: int,
+    connection: Connection, schema: str, settings: MemberSettings, role: Role, epoch: int, number: int
 ) -> bool:
     """Describe a broker. Return False if another broker with its name has done so in the last STALE_S.
 
@@ -57,16 +52,7 @@ def write_member(
             RETURNING set_config('synchronous_commit', 'off', true)
             """,
         ),
-        (
-            settings.name,
-            platform.node(),
-            place_of(settings),
-            role.value,
-            epoch,
-            number,
-            settings.users,
-            STALE_S,
-        ),
+        (settings.name, platform.node(), place_of(settings), role.value, epoch, number, settings.users, STALE_S),
     ).fetchone()
     return found is not None
 
@@ -93,15 +79,7 @@ def read_members(connection: Connection, schema: str) -> tuple[Member, ...]:
         )
     )
     return tuple(
-        Member(
-            name=name,
-            host=host,
-            role=Role(role),
-            epoch=epoch,
-            number=number,
-            users=users,
-            age_ms=age_ms,
-        )
+        Member(name=name, host=host, role=Role(role), epoch=epoch, number=number, users=users, age_ms=age_ms)
         for name, host, role, epoch, number, users, age_ms in rows
     )
 
