@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.broker_process import BrokerProcess
+from tests.integration.log_broker import make_schema
+from tests.stages.postgres import PostgresServer, own_server
 
 _NUMBERS = itertools.count(1)
 
@@ -54,6 +57,28 @@ def broker(
 def own_broker(tmp_path: Path, options: Sequence[str]) -> Iterator[BrokerProcess]:
     """Running broker of this test alone, which may stop, kill and start it."""
     yield from _own(BrokerProcess(tmp_path, options))
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """PostgreSQL without a standby, which confirms only what it has synced."""
+    with own_server(**DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """As `postgres`, but of this test alone, which may stop the server."""
+    with own_server(**DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def schema(postgres: PostgresServer) -> str:
+    """Schema with the tables of a new log."""
+    name = f"log_{next(_NUMBERS)}"
+    make_schema(postgres, name)
+    return name
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from truenext.store.checkpoint import Checkpoint
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame_writer import FrameWriter
 from truenext.store.log import next_digest
-from truenext.store.postgresql import compaction, connection, layout, log, repair
-from truenext.store.postgresql.log import PostgresqlLog
+from truenext.store.postgresql import compaction, connection, layout, log_appender, log_end, repair
+from truenext.store.postgresql.log_appender import LogAppender
 from truenext.store.postgresql.log_rows import last_row
 from truenext.store.postgresql.net_effect import NetEffect
 from truenext.store.postgresql.outcome import Finding, NewRow, Row
@@ -49,16 +49,16 @@ def frame_before_row() -> None:
 
 
 def doubtful_answer_taken_for_done() -> None:
-    real = PostgresqlLog.advance_append
+    real = LogAppender.advance_append
 
-    def advance_append(self: PostgresqlLog, pending: Any) -> Progress:
+    def advance_append(self: LogAppender, pending: Any) -> Progress:
         progress = real(self, pending)
         if progress is not Progress.IN_DOUBT:
             return progress
-        self._pending = None
+        self._database.pending = None
         return Progress.APPLIED
 
-    replace(PostgresqlLog, "advance_append", advance_append)
+    replace(LogAppender, "advance_append", advance_append)
 
 
 def row_confirmed_before_it_is_synced() -> None:
@@ -69,31 +69,31 @@ def row_confirmed_before_it_is_synced() -> None:
 
 def lost_append_taken_for_done() -> None:
     tried = set()
-    real = PostgresqlLog._append
+    real = LogAppender._append
 
-    def append(self: PostgresqlLog, connection: Any, new: NewRow) -> bool:
+    def append(self: LogAppender, connection: Any, new: NewRow) -> bool:
         if new.number in tried:
             return True
         tried.add(new.number)
         return real(self, connection, new)
 
-    replace(PostgresqlLog, "_append", append)
+    replace(LogAppender, "_append", append)
 
 
 def lost_append_repeated_under_a_new_number() -> None:
-    real = PostgresqlLog._append
+    real = LogAppender._append
 
-    def append(self: PostgresqlLog, connection: Any, new: NewRow) -> bool:
-        last = last_row(connection, self._schema)
+    def append(self: LogAppender, connection: Any, new: NewRow) -> bool:
+        last = last_row(connection, self._end.schema)
         if last is not None and last.number >= new.number:
             new = new._replace(number=last.number + 1, before=last.digest)
         return real(self, connection, new)
 
-    replace(PostgresqlLog, "_append", append)
+    replace(LogAppender, "_append", append)
 
 
 def found_row_taken_without_check() -> None:
-    replace(PostgresqlLog, "_is_appended", lambda self, connection, new: True)
+    replace(LogAppender, "_is_appended", lambda self, connection, new: True)
 
 
 def epoch_not_compared_after_a_doubt() -> None:
@@ -103,11 +103,11 @@ def epoch_not_compared_after_a_doubt() -> None:
             return Finding.APPENDED
         return Finding.ABSENT if digests.get(row.number - 1) == before else Finding.FORGOTTEN
 
-    replace(log, "find", find)
+    replace(log_appender, "find", find)
 
 
 def slow_append_not_checked_again() -> None:
-    replace(log, "SLOW_S", 1e9)
+    replace(log_appender, "SLOW_S", 1e9)
 
 
 # ---- Silence ----
@@ -125,7 +125,7 @@ def bytes_written_in_silence() -> None:
 
 
 def another_timeline_passed_over() -> None:
-    replace(log, "origin_fault", lambda *_, **__: None)
+    replace(log_end, "origin_fault", lambda *_, **__: None)
 
 
 def forgotten_rows_not_put_back() -> None:

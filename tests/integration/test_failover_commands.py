@@ -1,6 +1,5 @@
 """Tests of brokers that stand by, as their operator sees them: commands, texts and exit statuses."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,31 +7,16 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE, url_of
+from tests.contract.postgresql.log_writer import url_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.forked import completed
-from tests.integration.log_broker import LogBroker, make_schema
-from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
+from tests.integration.log_broker import LogBroker
+from tests.integration.raw_client import TRUENEXT_CLIENT
+from tests.integration.test_postgresql import received, store_name
 from tests.integration.test_standing_by import await_member
-from tests.stages.postgres import PostgresServer, own_server
-
-_NUMBERS = itertools.count(1)
+from tests.stages.postgres import PostgresServer
 
 NewBroker = Callable[..., LogBroker]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
-@pytest.fixture
-def schema(postgres: PostgresServer) -> str:
-    """Schema with the tables of a new log."""
-    name = f"log_{next(_NUMBERS)}"
-    make_schema(postgres, name)
-    return name
 
 
 @pytest.fixture
@@ -75,20 +59,6 @@ def send(broker: LogBroker, *numbers: int) -> None:
     for number in numbers:
         client.send("orders", b"%d" % number, persistent=True, confirmed=True)
     client.disconnect()
-
-
-def received(broker: LogBroker, count: int) -> list[str]:
-    client = broker.connect()
-    client.subscribe("orders", prefetch=count)
-    found = bodies(client.messages(count))
-    client.disconnect()
-    return found
-
-
-def store_name(broker: LogBroker) -> str:
-    client = broker.connect(headers=TRUENEXT_CLIENT)
-    client.disconnect()
-    return client.connected.headers["truenext-store"]
 
 
 def set_fact(postgres: PostgresServer, schema: str, change: str) -> None:

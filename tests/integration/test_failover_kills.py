@@ -11,12 +11,11 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.failover_kills import (
     FailoverRun,
     ReplicatedRun,
@@ -27,7 +26,7 @@ from tests.integration.failover_kills import (
 )
 from tests.integration.postgres_pair import own_pair
 from tests.integration.test_kill_log import RUN_CYCLES
-from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.postgres import PostgresServer
 
 FAILOVERS = int(os.environ.get("TRUENEXT_FAILOVERS", "10"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
@@ -40,20 +39,14 @@ KILLED_S = 3.0
 STRIKES = [kill_active, kill_active, kill_active, kill_both]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 @pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 30 * FAILOVERS)
-def test_broker_that_stands_by_takes_over_and_keeps_every_promise(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_that_stands_by_takes_over_and_keeps_every_promise(postgres: PostgresServer, tmp_path: Path) -> None:
     """C28.4 to C28.6, C28.8, C28.16"""
     print(f"\nseed {SEED}, {FAILOVERS} failovers", flush=True)
     for done in range(0, FAILOVERS, RUN_CYCLES):
         cycles = range(done, min(FAILOVERS, done + RUN_CYCLES))
-        fail_over_and_judge(server, tmp_path / f"failovers-{done}", f"{SEED}-{done}", cycles)
+        fail_over_and_judge(postgres, tmp_path / f"failovers-{done}", f"{SEED}-{done}", cycles)
 
 
 def fail_over_and_judge(server: PostgresServer, folder: Path, seed: str, cycles: range, fault: str = "") -> None:

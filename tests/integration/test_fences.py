@@ -22,11 +22,11 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE, rows_of
+from tests.contract.postgresql.log_writer import rows_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.log_broker import LogBroker, delete_folder, make_schema
 from tests.integration.raw_client import RawClient
-from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.postgres import PostgresServer
 from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
 
@@ -190,19 +190,13 @@ def await_append(watcher: psycopg.Connection[tuple[object, ...]], condition: Lit
         time.sleep(0.002)
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 @pytest.mark.timeout(120 + 20 * FENCES)
 def test_broker_stopped_in_an_append_and_taken_over_confirms_nothing_later(
-    server: PostgresServer, tmp_path: Path
+    own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """C27.4"""
     print(f"\nseed {SEED}, {FENCES} fences", flush=True)
-    fence_and_judge(server, tmp_path, SEED, FENCES)
+    fence_and_judge(own_postgres, tmp_path, SEED, FENCES)
 
 
 def fence_and_judge(server: PostgresServer, folder: Path, seed: int, count: int, fault: str = "") -> None:

@@ -10,14 +10,12 @@ an older copy.
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.log_kills import LogRun, Victim, freeze_server, kill_postmaster, kill_session, stop_server
-from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.postgres import PostgresServer
 
 CYCLES = int(os.environ.get("TRUENEXT_LOG_CYCLES", "10"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
@@ -27,20 +25,14 @@ RUN_CYCLES = 20
 VICTIMS: list[Victim | None] = [None, kill_session, kill_postmaster]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 @pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 30 * CYCLES)
-def test_broker_with_a_log_keeps_every_promise_whatever_is_killed(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_with_a_log_keeps_every_promise_whatever_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
     """C27.2, C27.3, C27.7, C27.8"""
     print(f"\nseed {SEED}, {CYCLES} cycles", flush=True)
     for done in range(0, CYCLES, RUN_CYCLES):
         kill_and_judge(
-            server, tmp_path / f"kills-{done}", f"{SEED}-{done}", range(done, min(CYCLES, done + RUN_CYCLES))
+            postgres, tmp_path / f"kills-{done}", f"{SEED}-{done}", range(done, min(CYCLES, done + RUN_CYCLES))
         )
 
 
@@ -59,10 +51,10 @@ def kill_and_judge(server: PostgresServer, folder: Path, seed: str, cycles: rang
 @pytest.mark.alternates("outages of a log")
 @pytest.mark.parametrize("outage", [stop_server, freeze_server], ids=["stopped", "frozen"])
 def test_outage_of_the_database_costs_no_connection_and_no_message(
-    server: PostgresServer, tmp_path: Path, outage: Victim
+    postgres: PostgresServer, tmp_path: Path, outage: Victim
 ) -> None:
     """C27.7"""
-    run = LogRun(tmp_path / f"outage-{outage.__name__}", server, f"{SEED}-outage")
+    run = LogRun(tmp_path / f"outage-{outage.__name__}", postgres, f"{SEED}-outage")
     try:
         run.cycle(outage, can_doubt=False)
         print(run.finish())
@@ -71,17 +63,17 @@ def test_outage_of_the_database_costs_no_connection_and_no_message(
 
 
 @pytest.mark.alternates("outages of a log")
-def test_broker_whose_patience_has_ended_goes_on_after_a_restart(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_whose_patience_has_ended_goes_on_after_a_restart(postgres: PostgresServer, tmp_path: Path) -> None:
     """C27.7"""
-    run = LogRun(tmp_path / "patience", server, f"{SEED}-patience", patience_ms=5000)
+    run = LogRun(tmp_path / "patience", postgres, f"{SEED}-patience", patience_ms=5000)
     try:
         run.begin_cycle()
         time.sleep(0.5)
-        server.stop()
+        postgres.stop()
         try:
             assert run.broker.wait_for_end() == 1
         finally:
-            server.start()
+            postgres.start()
         line = run.broker.log.splitlines()[-1]
         assert line.startswith("truenext: PostgreSQL was not available for 5 seconds ("), run.broker.log
         assert line.endswith(": start the broker again when it is") and "Traceback" not in run.broker.log

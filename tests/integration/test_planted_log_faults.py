@@ -6,12 +6,10 @@ A test that never fails may be one that sees nothing.
 """
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.failover_kills import FailoverRun, forget_rows, kill_active
 from tests.integration.postgres_pair import own_pair
 from tests.integration.test_failover_kills import judge
@@ -19,19 +17,13 @@ from tests.integration.test_fences import fence_and_judge
 from tests.integration.test_forgotten_rows import lose_and_judge
 from tests.integration.test_kill_log import kill_and_judge
 from tests.integration.test_zombies import wake_and_judge
-from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.postgres import PostgresServer
 
 CYCLES = 60
 """Number of cycles in which a fault must show."""
 FENCES = ZOMBIES = 6
 
 pytestmark = pytest.mark.drawn
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
 
 
 def show(fault: str, found: str) -> None:
@@ -57,11 +49,11 @@ def show(fault: str, found: str) -> None:
         "partition_dropped_above_the_position",
     ],
 )
-def test_kills_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+def test_kills_notice(own_postgres: PostgresServer, tmp_path: Path, fault: str) -> None:
     with pytest.raises(AssertionError) as found:
         for run in range(CYCLES // 6):
             kill_and_judge(
-                server, tmp_path / f"{fault}-{run}", f"{random.random()}", range(run * 6, run * 6 + 6), fault
+                own_postgres, tmp_path / f"{fault}-{run}", f"{random.random()}", range(run * 6, run * 6 + 6), fault
             )
     show(fault, str(found.value))
 
@@ -70,25 +62,25 @@ def test_kills_notice(server: PostgresServer, tmp_path: Path, fault: str) -> Non
 @pytest.mark.parametrize(
     "fault", ["found_row_taken_without_check", "epoch_not_compared_after_a_doubt", "slow_append_not_checked_again"]
 )
-def test_fences_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+def test_fences_notice(own_postgres: PostgresServer, tmp_path: Path, fault: str) -> None:
     with pytest.raises(AssertionError) as found:
-        fence_and_judge(server, tmp_path, random.randrange(10**9), FENCES, fault)
+        fence_and_judge(own_postgres, tmp_path, random.randrange(10**9), FENCES, fault)
     show(fault, str(found.value))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ["never_silent", "bytes_written_in_silence"])
-def test_zombies_notice(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+def test_zombies_notice(own_postgres: PostgresServer, tmp_path: Path, fault: str) -> None:
     with pytest.raises(AssertionError) as found:
-        wake_and_judge(server, tmp_path, random.randrange(10**9), ZOMBIES, fault)
+        wake_and_judge(own_postgres, tmp_path, random.randrange(10**9), ZOMBIES, fault)
     show(fault, str(found.value))
 
 
 @pytest.mark.timeout(600)
-def test_failovers_notice_a_history_that_is_left_out(server: PostgresServer, tmp_path: Path) -> None:
+def test_failovers_notice_a_history_that_is_left_out(own_postgres: PostgresServer, tmp_path: Path) -> None:
     fault = "history_of_no_batch_left_out"
     with pytest.raises(AssertionError) as found:
-        judge(FailoverRun(tmp_path / "run", server, f"{random.random()}", fault=fault), [kill_active] * 4)
+        judge(FailoverRun(tmp_path / "run", own_postgres, f"{random.random()}", fault=fault), [kill_active] * 4)
     show(fault, str(found.value))
 
 

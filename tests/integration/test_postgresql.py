@@ -1,6 +1,5 @@
 """Tests of a broker whose messages are in PostgreSQL, as its operator sees it: commands, texts and exit statuses."""
 
-import itertools
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ import pytest
 from tests.contract.postgresql.log_writer import DURABLE, make_log, url_of
 from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
+from tests.integration.log_broker import make_schema
 from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 from tests.stages.postgres import BINARIES, PostgresServer, own_server
 from truenext.broker import write_time
@@ -26,25 +26,8 @@ from truenext.history.files import chunks_of_file, count_events, history_files
 from truenext.store.postgresql.compaction import Compactor
 
 SECRET = "s3cret"
-_NUMBERS = itertools.count(1)
 
 NewBroker = Callable[..., BrokerProcess]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """PostgreSQL without a standby, which confirms only what it has synced."""
-    with own_server(**DURABLE) as server:
-        yield server
-
-
-@pytest.fixture
-def schema(postgres: PostgresServer) -> str:
-    """Schema with the tables of a new log."""
-    name = f"log_{next(_NUMBERS)}"
-    with postgres.connect() as connection:
-        make_log(connection, schema=name)
-    return name
 
 
 @pytest.fixture
@@ -226,49 +209,45 @@ def test_rows_that_the_database_has_lost_are_put_back(
 
 
 @pytest.mark.alternates("silence of PostgreSQL")
-def test_broker_serves_its_clients_while_postgresql_is_silent(new_broker: NewBroker, tmp_path: Path) -> None:
+def test_broker_serves_its_clients_while_postgresql_is_silent(own_postgres: PostgresServer, tmp_path: Path) -> None:
     """C27.7: no write to the log is quick, however quick the writes before were."""
-    with own_server(**DURABLE) as server:
-        with server.connect() as connection:
-            make_log(connection, schema="main")
-        broker = HastyBroker(tmp_path, serve_options(url_of(server), "main"))
-        broker.start()
-        try:
-            send(broker, *range(100))
-            client = broker.connect()
-            with frozen(server):
-                client.send_frame("SEND", {"destination": "/queue/q", "persistent": "true", "receipt": "r"}, b"")
-                assert broker.queues()["orders"].waiting == 100
-                with pytest.raises(TimeoutError):
-                    client.next_frame(0.5)
-                assert broker.status()["log"]["epoch"] == 1
-            client.await_receipt("r")
-            client.disconnect()
-            broker.stop()
-        finally:
-            broker.clean_up()
+    make_schema(own_postgres, "main")
+    broker = HastyBroker(tmp_path, serve_options(url_of(own_postgres), "main"))
+    broker.start()
+    try:
+        send(broker, *range(100))
+        client = broker.connect()
+        with frozen(own_postgres):
+            client.send_frame("SEND", {"destination": "/queue/q", "persistent": "true", "receipt": "r"}, b"")
+            assert broker.queues()["orders"].waiting == 100
+            with pytest.raises(TimeoutError):
+                client.next_frame(0.5)
+            assert broker.status()["log"]["epoch"] == 1
+        client.await_receipt("r")
+        client.disconnect()
+        broker.stop()
+    finally:
+        broker.clean_up()
 
 
-def test_status_says_since_when_a_broker_waits_for_postgresql(tmp_path: Path) -> None:
+def test_status_says_since_when_a_broker_waits_for_postgresql(own_postgres: PostgresServer, tmp_path: Path) -> None:
     """C27.7: until the broker is silent."""
-    with own_server(**DURABLE) as server:
-        with server.connect() as connection:
-            make_log(connection, schema="main")
-        broker = BrokerProcess(tmp_path, serve_options(url_of(server), "main"))
-        broker.start()
-        try:
-            server.stop()
-            while broker.status()["log"]["awaited"] is None:
-                time.sleep(0.1)
-            line = rf"\n +on {server.folder}:5432; waiting for PostgreSQL since 20.* UTC, nothing "
-            assert re.search(line, broker.output_of("status"))
-            server.start()
-            send(broker, 1)
-            while "waiting for" in broker.output_of("status"):
-                time.sleep(0.1)
-            broker.stop()
-        finally:
-            broker.clean_up()
+    make_schema(own_postgres, "main")
+    broker = BrokerProcess(tmp_path, serve_options(url_of(own_postgres), "main"))
+    broker.start()
+    try:
+        own_postgres.stop()
+        while broker.status()["log"]["awaited"] is None:
+            time.sleep(0.1)
+        line = rf"\n +on {own_postgres.folder}:5432; waiting for PostgreSQL since 20.* UTC, nothing "
+        assert re.search(line, broker.output_of("status"))
+        own_postgres.start()
+        send(broker, 1)
+        while "waiting for" in broker.output_of("status"):
+            time.sleep(0.1)
+        broker.stop()
+    finally:
+        broker.clean_up()
 
 
 class HastyBroker(BrokerProcess):
@@ -334,8 +313,7 @@ def test_log_and_status_name_a_durability_that_is_local(new_broker: NewBroker) -
 def test_broker_with_a_standby_says_that_messages_are_replicated(tmp_path: Path) -> None:
     """C27.6: the standby receives the write-ahead log only."""
     with own_server(**DURABLE) as server, standby_of(server):
-        with server.connect() as connection:
-            make_log(connection, schema="main")
+        make_schema(server, "main")
         broker = BrokerProcess(tmp_path, serve_options(url_of(server), "main", "--durability", "replicated"))
         broker.start()
         try:
@@ -466,7 +444,7 @@ def test_check_of_a_log_names_a_changed_row_and_exits_with_status_1(
 def test_password_of_a_passfile_is_in_no_text(
     is_right: bool, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    role = f"role_{next(_NUMBERS)}"
+    role = "right" if is_right else "wrong"
     with postgres.connect() as connection, login_required(postgres, role):
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{SECRET if is_right else 'another'}'")
         connection.execute(f"GRANT CREATE ON DATABASE postgres TO {role}")

@@ -23,12 +23,6 @@ from truenext.broker.settings import BrokerSettings
 PAGE = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 def blocks(section: str, language: str = "", *, page: str = PAGE) -> list[list[str]]:
     """Return the lines of each code block of a section."""
     (text,) = re.findall(rf"^##+ {section}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)

@@ -141,12 +141,6 @@ def test_reload_while_standing_by_is_applied_to_the_broker_that_takes_over(
 # ---- Processes ----
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 class CommandBroker(LogBroker):
     """Broker that is started by the command, which handles signals from its first line on."""
 
@@ -200,36 +194,38 @@ def history_of(broker: LogBroker) -> list[dict[str, Any]]:
     return [event for _, event in sorted({event["event"]: event for event in events}.items())]
 
 
-def test_broker_that_stands_by_ends_with_status_0_by_a_signal(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_that_stands_by_ends_with_status_0_by_a_signal(postgres: PostgresServer, tmp_path: Path) -> None:
     # C28.1
-    with two_brokers(server, tmp_path, "signalled", CommandBroker) as (first, second):
+    with two_brokers(postgres, tmp_path, "signalled", CommandBroker) as (first, second):
         second.send_signal(signal.SIGHUP)
         time.sleep(0.3)
         assert second.is_running
         second.stop()
         assert first.is_running
-        shown = completed_text("store", "status", url_of(server), "--schema", "signalled").stdout
+        shown = completed_text("store", "status", url_of(postgres), "--schema", "signalled").stdout
         (line,) = [each for each in shown.splitlines() if "second on" in each]
         assert ": stopped, row " in line
 
 
-def test_broker_that_stands_by_with_another_users_file_warns_of_it_once(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_that_stands_by_with_another_users_file_warns_of_it_once(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
     users = UserText()
     users.add("shop", ["send >"])
     users.write(tmp_path / "users.toml")
     options = ["--users", str(tmp_path / "users.toml")]
-    with two_brokers(server, tmp_path, "guarded", options=options) as (_, second):
+    with two_brokers(postgres, tmp_path, "guarded", options=options) as (_, second):
         time.sleep(2.2)
         assert second.log.count("the active broker has another users file") == 1
 
 
-def test_broker_that_stands_by_reloads_its_files_on_sighup(server: PostgresServer, tmp_path: Path) -> None:
+def test_broker_that_stands_by_reloads_its_files_on_sighup(postgres: PostgresServer, tmp_path: Path) -> None:
     # C27.12
     users = UserText()
     users.add("shop", ["send >"])
     users.write(tmp_path / "users.toml")
     options = ["--users", str(tmp_path / "users.toml"), "--log-level", "info"]
-    with two_brokers(server, tmp_path, "reloaded", CommandBroker, options=options) as (first, second):
+    with two_brokers(postgres, tmp_path, "reloaded", CommandBroker, options=options) as (first, second):
         users.add("till", ["send >"])
         users.write(tmp_path / "users.toml")
         second.send_signal(signal.SIGHUP)
@@ -296,9 +292,9 @@ def test_brokers_without_the_synchronous_standby_end_after_their_patience_and_ne
             assert {epoch for _, epoch, _ in rows_of(admin, "waiting")} == {0, 1, 2}
 
 
-def test_failover_hands_over_and_back(server: PostgresServer, tmp_path: Path) -> None:
+def test_failover_hands_over_and_back(postgres: PostgresServer, tmp_path: Path) -> None:
     # C28.7
-    with two_brokers(server, tmp_path, "handed") as (active, heir):
+    with two_brokers(postgres, tmp_path, "handed") as (active, heir):
         client = active.connect()
         for number in range(20):
             client.send("q", b"%d" % number, persistent=number % 2 == 0, confirmed=True)

@@ -9,17 +9,15 @@ one takes over. Then the first one gets a SIGCONT: it must send heart-beats at m
 import os
 import random
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.log_broker import LogBroker, delete_folder, make_schema
 from tests.integration.test_fences import ANY, HELD, append_held
 from tests.integration.zombies import BUSY_QUEUE, SLOW_QUEUE, Crowd
-from tests.stages.postgres import PostgresServer, own_server
+from tests.stages.postgres import PostgresServer
 
 ZOMBIES = int(os.environ.get("TRUENEXT_ZOMBIES", "3"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
@@ -28,20 +26,14 @@ AFTER_MS = 2_000
 MOMENTS = [ANY, HELD, ANY]
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with own_server(**DURABLE) as server:
-        yield server
-
-
 @pytest.mark.alternates("kills of a broker with a log")
 @pytest.mark.timeout(120 + 20 * ZOMBIES)
 def test_broker_that_was_stopped_and_taken_over_sends_nothing_when_it_goes_on(
-    server: PostgresServer, tmp_path: Path
+    own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """C28.4, C28.9, C28.10"""
     print(f"\nseed {SEED}, {ZOMBIES} zombies", flush=True)
-    wake_and_judge(server, tmp_path, SEED, ZOMBIES)
+    wake_and_judge(own_postgres, tmp_path, SEED, ZOMBIES)
 
 
 def wake_and_judge(server: PostgresServer, folder: Path, seed: int, count: int, fault: str = "") -> None:

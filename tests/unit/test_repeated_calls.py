@@ -37,9 +37,7 @@ class SlowStandby:
         self.delay_s = 0.0
         self.cuts = 0
         monkeypatch.setattr(Database, "_waits_for_standby", lambda *_: True)
-        self.database = Database(
-            {}, "main", is_replicated=True, patience_s=PATIENCE_S, check=mock.Mock(), attach=mock.Mock()
-        )
+        self.database = Database({}, mock.Mock(), is_replicated=True, patience_s=PATIENCE_S)
         self.database.connection = mock.Mock(spec=Connection, closed=False)
 
     def append(self) -> None:

@@ -27,11 +27,6 @@ _HAS_PASSWORD = (
 )
 
 
-def is_database_url(text: str) -> bool:
-    """Return whether a text is the URL of a PostgreSQL database, and no path."""
-    return text.startswith(SCHEMES)
-
-
 def fault_of_database_url(url: str) -> str | None:
     """Return why a text cannot be the URL of a database; None if it can. The fault continues a sentence whose subject
     is the URL.

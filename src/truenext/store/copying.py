@@ -83,38 +83,32 @@ def _fault_of(path: Path, log: Log) -> str:
             f"log; or move {path} away, and go on without its messages; or take its messages into a new log "
             f"(`truenext store detach {path}`, then `truenext store init --from {path}`)"
         )
-    relation = log.relation(position)
-    if relation is Relation.AHEAD:
-        relation = _relation_of_frames(path, log, position)
+    relation, first = log.relation(position), 0
+    if relation in (Relation.AHEAD, Relation.OTHER_WAY):
+        relation, first = _relation_of_frames(path, log, position)
     if relation is Relation.OTHER_WAY:
-        first = _first_row_alone(path, log)
         return f"it went another way than the database, and it alone has the rows {first} to {position.number}"
     return _TOO_OLD if relation is Relation.OLD else ""
 
 
-def _relation_of_frames(path: Path, log: Log, position: LogPosition) -> Relation:
-    with closing(_open(path, is_copy=True)) as checkpoint, closing(_replayed_journal(path, checkpoint)) as journal:
-        return log.relation(position, journal)
-
-
-def _replayed_journal(path: Path, checkpoint: Checkpoint) -> Journal:
-    journal = _open_journal(path, checkpoint, is_copy=True)
-    for _ in journal.replay(checkpoint.read()[1]):
-        pass
-    return journal
-
-
-def _first_row_alone(path: Path, log: Log) -> int:
-    """Return the number of the first row in the journal of a folder that the log has not, or has another one for."""
+def _relation_of_frames(path: Path, log: Log, position: LogPosition) -> tuple[Relation, int]:
+    """Return the relation of a folder whose last row the log has not, or has another one for. If the folder went
+    another way, return the number of the first such row, too."""
     digests = bytearray()
     with (
         closing(_open(path, is_copy=True)) as checkpoint,
         closing(_open_journal(path, checkpoint, is_copy=True)) as journal,
     ):
-        position = checkpoint.read()[1]
-        for _ in journal.replay(position):
+        start = checkpoint.read()[1]
+        for _ in journal.replay(start):
             digests += journal.last_digest
-    first = position.frame + 1
+        relation = log.relation(position, journal)
+    return relation, _first_row_alone(log, start.frame + 1, digests) if relation is Relation.OTHER_WAY else 0
+
+
+def _first_row_alone(log: Log, first: int, digests: bytearray) -> int:
+    """Return the number of the first row that the log has not, or has another one for, of rows from `first` on that
+    have these digests."""
 
     def is_alone(at: int) -> bool:
         row = LogPosition(first + at, bytes(digests[at * DIGEST_SIZE : (at + 1) * DIGEST_SIZE]))

@@ -6,7 +6,7 @@ The data folder:
     journal/       the latest batches, see journal.py and changes.py
     lmdb/          the checkpoint: the state before these batches, see checkpoint.py
     ballast        reserved disk space, freed when a write finds the disk full, see disk_space.py
-    origin         the newest server of the log that the folder has followed, see postgresql/known_origin.py
+    origin         the newest server of the log that the folder has followed, see postgresql/log_end.py
 
     apply                  writes the batch to the journal, durable by one write; then to the overlay
     read_page, recover     read the checkpoint together with the overlay, the journal's index (overlay.py)

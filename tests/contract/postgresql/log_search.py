@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+import pytest
+
 from tests.contract.postgresql.log_model import LogModel, Violation
-from tests.contract.postgresql.log_state import (
-    Bounds,
-    Broker,
-    Content,
-    Life,
-    State,
-)
+from tests.contract.postgresql.log_state import Bounds, Broker, Content, Life, State
+
+is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minutes: make search")
+
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "50"))
 
 AnyState = TypeVar("AnyState", bound=Hashable)
 Steps = Callable[[AnyState], Iterator[tuple[str, AnyState]]]
@@ -32,11 +33,31 @@ def search(bounds: Bounds, fault: str = "") -> Found:
     return Search(LogModel(fault).steps, bounds.initial_state(), _canonical).run()
 
 
+def walk(steps: Steps[AnyState], state: AnyState, choices: Sequence[int]) -> None:
+    """Go one way, a step for each choice. Raises: Violation, with the way to it"""
+    way: list[str] = []
+    try:
+        for choice in choices:
+            following = list(steps(state))
+            if not following:
+                return
+            # Failures come last, so that smaller choices are simpler.
+            label, state = following[choice % len(following)]
+            way.append(label)
+    except Violation as violation:
+        raise Violation("\n".join([str(violation), *way])) from violation
+
+
 class Search(Generic[AnyState]):
     """States in the order in which they are found. Of states with the same future only one is kept: those that
     `canonical` makes equal."""
 
-    def __init__(self, steps: Steps[AnyState], initial: AnyState, canonical: Callable[[AnyState], AnyState]) -> None:
+    def __init__(
+        self,
+        steps: Steps[AnyState],
+        initial: AnyState,
+        canonical: Callable[[AnyState], AnyState] = lambda state: state,
+    ) -> None:
         self._steps = steps
         self._initial = initial
         self._canonical = canonical

@@ -17,7 +17,6 @@ from truenext.store.postgresql.compaction import compact
 from truenext.store.postgresql.kept import write_snapshot
 from truenext.store.postgresql.layout import Connection, attach_partitions, create_layout, statement
 from truenext.store.postgresql.log import PostgresqlLog
-from truenext.store.postgresql.log_rows import last_row
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 """Settings of a server for a log: without them, a log refuses it."""
@@ -111,7 +110,7 @@ class LogWriter:
         self.follow()
         if self.begins:
             # The first append would prepare the statements, and wait for that.
-            self.log._call(self.log._prepare_append)
+            self.log._database.call(self.log._appender._prepare_append)
 
     def follow(self) -> list[bytes]:
         """Read all rows that are new, and return their payloads."""
@@ -147,16 +146,3 @@ def rows_of(connection: Connection, schema: str = SCHEMA) -> list[tuple[int, int
         statement(schema, "SELECT number, epoch, payload FROM {log} ORDER BY number, part"), binary=True
     )
     return [(number, epoch, payload) for number, epoch, payload in found]
-
-
-__all__ = [
-    "DURABLE",
-    "LogWriter",
-    "last_row",
-    "make_log",
-    "member_settings",
-    "open_log",
-    "rows_of",
-    "take_over",
-    "url_of",
-]

@@ -190,7 +190,7 @@ def test_url_with_an_unknown_option_is_refused_with_its_name_alone() -> None:
     assert SECRET not in str(found.value)
 
 
-@pytest.mark.parametrize("url", ["postgresql://user:pa/ss?word=x@host/shop", "postgresql://host/shop?password"])
+@pytest.mark.parametrize("url", ["postgresql://user:12/ss?word=x@host/shop", "postgresql://host/shop?password"])
 def test_url_with_a_fault_that_may_be_of_a_password_is_refused_without_its_text(url: str) -> None:
     with pytest.raises(ConfigurationError) as found:
         parse_url(url)

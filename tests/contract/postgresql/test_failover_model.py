@@ -1,33 +1,22 @@
 """Tests of the model of a failover in all orders of steps, and of the search with planted faults."""
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.postgresql.failover_model import FAULTS, FailoverModel
-from tests.contract.postgresql.failover_state import Bounds, State
+from tests.contract.postgresql.failover_state import Bounds
 from tests.contract.postgresql.log_model import Violation
-from tests.contract.postgresql.log_search import Found, Search
-
-is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minutes: make search")
+from tests.contract.postgresql.log_search import EXAMPLES, Found, Search, is_long, walk
 
 FAST = (90, 110)
 """Rates with which broker B finds broker A quiet after one step of time."""
-
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "50"))
 
 
 def search(bounds: Bounds, fault: str = "") -> Found:
     """Search all states of a failover. Raises: Violation, with the shortest way to it"""
     model = FailoverModel(fault)
-    return Search(model.steps, model.begin(bounds), _canonical).run()
-
-
-def _canonical(state: State) -> State:
-    """Return the state without what no later step depends on."""
-    return state
+    return Search(model.steps, model.begin(bounds)).run()
 
 
 @pytest.mark.parametrize(
@@ -67,21 +56,12 @@ TIMES_MS = (50, 200, 450, 900, 1100, 1800, 5000)
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.booleans(), st.data())
+@given(st.booleans(), st.lists(st.integers(0, 1000), min_size=30, max_size=200))
 def test_brokers_that_stand_by_keep_their_promises_in_random_orders_of_many_steps(
-    is_replicated: bool, data: st.DataObject
+    is_replicated: bool, choices: list[int]
 ) -> None:
     model = FailoverModel(times_ms=TIMES_MS)
-    state, way = model.begin(MANY._replace(is_replicated=is_replicated)), list[str]()
-    try:
-        for choice in data.draw(st.lists(st.integers(0, 1000), min_size=30, max_size=200)):
-            following = list(model.steps(state))
-            if not following:
-                return
-            label, state = following[choice % len(following)]
-            way.append(label)
-    except Violation as violation:
-        raise Violation("\n".join([str(violation), *way])) from violation
+    walk(model.steps, model.begin(MANY._replace(is_replicated=is_replicated)), choices)
 
 
 WRONGED, ALIKE = "which lives and reaches PostgreSQL", "in the epoch of another broker"

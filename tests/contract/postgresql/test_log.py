@@ -29,18 +29,18 @@ from truenext.errors import ConfigurationError, StoreBehindError, StoreError, St
 from truenext.model.disk_level import DiskLevel
 from truenext.store.log import EMPTY_PAYLOAD, Awaited, LogPosition, Relation, next_digest
 from truenext.store.postgresql import database as database_module
-from truenext.store.postgresql import log as log_module
-from truenext.store.postgresql import log_rows, lookout, takeover
+from truenext.store.postgresql import log_appender, log_rows, log_standby, lookout, takeover
 from truenext.store.postgresql.background import Background
 from truenext.store.postgresql.compaction import Compactor, compact
 from truenext.store.postgresql.connection import Connection, application_name
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS, partitions_in
-from truenext.store.postgresql.log import PostgresqlLog
+from truenext.store.postgresql.log_appender import LogAppender
+from truenext.store.postgresql.log_standby import LogTakeover
 from truenext.store.postgresql.outcome import NewRow, Row
 from truenext.store.postgresql.renewal import read_status
 from truenext.store.store import Pending, Progress
 
-LOGGERS = (database_module.__name__, log_module.__name__)
+LOGGERS = (database_module.__name__, log_standby.__name__)
 
 
 def backend_of(writer: LogWriter) -> int:
@@ -72,8 +72,8 @@ class LostAnswers:
         self._left = count
         self._append = log_rows.append_row
         monkeypatch.setattr(log_rows, "append_row", self._append_and_lose)
-        self._advance = PostgresqlLog.advance_append
-        monkeypatch.setattr(PostgresqlLog, "advance_append", lambda log, pending: self._advance_and_lose(log, pending))
+        self._advance = LogAppender.advance_append
+        monkeypatch.setattr(LogAppender, "advance_append", lambda *arguments: self._advance_and_lose(*arguments))
 
     def _append_and_lose(self, connection: Connection, new: NewRow) -> bool | None:
         found = self._append(connection, new)
@@ -82,14 +82,14 @@ class LostAnswers:
         self._lose(connection)
         raise psycopg.OperationalError("the answer is lost")
 
-    def _advance_and_lose(self, log: PostgresqlLog, pending: Any) -> Progress:
-        silent_from = log.silent_from
-        progress = self._advance(log, pending)
+    def _advance_and_lose(self, appender: LogAppender, pending: Any) -> Progress:
+        silent_from = appender._end.silent_from
+        progress = self._advance(appender, pending)
         if self._left == 0 or progress is not Progress.APPLIED:
             return progress
         self._lose(pending.connection)
         pending.connection._answer = None
-        log._pending, log.silent_from = pending, silent_from
+        appender._database.pending, appender._end.silent_from = pending, silent_from
         return Progress.IN_DOUBT
 
     def _lose(self, connection: Connection) -> None:
@@ -365,7 +365,7 @@ def test_append_that_was_begun_is_sent_before_its_answer(
 def test_answer_that_is_read_late_is_in_doubt(begun_writer: LogWriter, admin: psycopg.Connection[Any]) -> None:
     """As if this process was stopped while the answer was on its way."""
     new, pending = begin(begun_writer, b"one")
-    time.sleep(log_module.SLOW_S)
+    time.sleep(log_appender.SLOW_S)
     assert pending.advance() is Progress.IN_DOUBT
     assert begun_writer.log.append(new.number, begun_writer.position.digest, new.digest, [b"one"])
 
@@ -593,7 +593,7 @@ def test_slow_append_that_returns_after_a_takeover_is_fenced(
         found = finish_append(connection)
         monkeypatch.setattr(log_rows, "finish_append", finish_append)
         open_writer(take_over=True)
-        time.sleep(log_module.SLOW_S)
+        time.sleep(log_appender.SLOW_S)
         return found
 
     monkeypatch.setattr(log_rows, "finish_append", finish_slowly)
@@ -685,10 +685,10 @@ def test_takeover_whose_answer_is_lost_is_repeated_with_the_next_epoch(
     log_server: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    take_over = PostgresqlLog._take_over
+    take_over = LogTakeover._take_over
     lost: list[int] = []
 
-    def take_over_and_lose(log: PostgresqlLog, connection: Connection, **arguments: Any) -> tuple[Row | None, bool]:
+    def take_over_and_lose(log: LogTakeover, connection: Connection, **arguments: Any) -> tuple[Row | None, bool]:
         taken = take_over(log, connection, **arguments)
         if not lost:
             lost.append(connection.info.backend_pid)
@@ -696,7 +696,7 @@ def test_takeover_whose_answer_is_lost_is_repeated_with_the_next_epoch(
             raise psycopg.OperationalError("the answer is lost")
         return taken
 
-    monkeypatch.setattr(PostgresqlLog, "_take_over", take_over_and_lose)
+    monkeypatch.setattr(LogTakeover, "_take_over", take_over_and_lose)
     writer = open_writer()
     assert writer.log.status.epoch == 2
     assert writer.append()
@@ -1013,15 +1013,15 @@ def test_slow_append_is_checked_once_if_each_check_is_slow(
 ) -> None:
     writer = open_writer()
     checks: list[NewRow] = []
-    is_appended = writer.log._is_appended
+    is_appended = writer.log._appender._is_appended
 
     def check_slowly(connection: Any, new: NewRow) -> bool:
         checks.append(new)
         time.sleep(0.02)
         return is_appended(connection, new)
 
-    monkeypatch.setattr(writer.log, "_is_appended", check_slowly)
-    monkeypatch.setattr(log_module, "SLOW_S", -1.0)
+    monkeypatch.setattr(writer.log._appender, "_is_appended", check_slowly)
+    monkeypatch.setattr(log_appender, "SLOW_S", -1.0)
     assert writer.append(b"one")
     assert len(checks) == 1
 
@@ -1083,7 +1083,7 @@ def test_opening_a_server_that_waits_for_no_standby_fails() -> None:
 def test_connection_to_another_server_is_checked_again(open_writer: OpenWriter, log_server: PostgresServer) -> None:
     writer = open_writer()
     with own_server(**(DURABLE | {"fsync": "off"})) as other, log_server.connect() as admin:
-        writer.log._parameters["host"] = str(other.folder)
+        writer.log._database.parameters["host"] = str(other.folder)
         terminate(admin, backend_of(writer))
         with pytest.raises(StoreError, match="fsync = off"):
             writer.append()
@@ -1287,8 +1287,8 @@ def test_broker_that_takes_over_waits_for_its_background_only_shortly(
     monkeypatch.setattr(Background, "_measure", measure)
     connection = background_of(open_writer())._connection
     assert connection is not None
-    assert silences == [log_module.TAKEOVER_SILENCE_S]
-    assert connection.silence_s > log_module.TAKEOVER_SILENCE_S
+    assert silences == [log_standby.TAKEOVER_SILENCE_S]
+    assert connection.silence_s > log_standby.TAKEOVER_SILENCE_S
 
 
 def test_background_of_an_idle_broker_notices_that_the_database_is_gone(

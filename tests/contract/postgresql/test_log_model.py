@@ -1,18 +1,12 @@
 """Tests of the model of a log in all orders of steps, and of the search with planted faults."""
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.postgresql.log_model import FAULTS, LogModel, Violation
-from tests.contract.postgresql.log_search import search
+from tests.contract.postgresql.log_search import EXAMPLES, is_long, search, walk
 from tests.contract.postgresql.log_state import Bounds
-
-is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minutes: make search")
-
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "50"))
 
 
 @pytest.mark.parametrize(
@@ -57,19 +51,9 @@ MANY = Bounds(brokers=4, steps=20, failures=12, chores=12, failovers=1, losses=1
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_brokers_that_share_a_log_keep_their_promises_in_random_orders_of_many_steps(data: st.DataObject) -> None:
-    model, state, way = LogModel(), MANY.initial_state(), list[str]()
-    try:
-        for choice in data.draw(st.lists(st.integers(0, 1000), min_size=30, max_size=100)):
-            following = list(model.steps(state))
-            if not following:
-                return
-            # Failures come last, so that smaller choices are simpler.
-            label, state = following[choice % len(following)]
-            way.append(label)
-    except Violation as violation:
-        raise Violation("\n".join([str(violation), *way])) from violation
+@given(st.lists(st.integers(0, 1000), min_size=30, max_size=100))
+def test_brokers_that_share_a_log_keep_their_promises_in_random_orders_of_many_steps(choices: list[int]) -> None:
+    walk(LogModel().steps, MANY.initial_state(), choices)
 
 
 FENCED, FORGOTTEN = "a fenced broker appends", "exits with status 4, and nothing of that kind"

@@ -15,13 +15,13 @@ import pytest
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import LogWriter, open_log, refuse_members, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
-from tests.contract.postgresql.test_log import wait_until
+from tests.contract.postgresql.test_log import backend_of, terminate, wait_until
 from tests.stages.postgres import PostgresServer
 from truenext.clock import boottime
 from truenext.errors import ConfigurationError, StoreBehindError, StoreError, StoreFencedError
 from truenext.store.checkpoint_format import NUMBER
 from truenext.store.log import EMPTY_PAYLOAD, Member, Relation, Role
-from truenext.store.postgresql import connection, layout
+from truenext.store.postgresql import connection, layout, log_standby
 from truenext.store.postgresql import log as log_module
 from truenext.store.postgresql.connection import Connection, parse_url
 from truenext.store.postgresql.kept import ORIGIN
@@ -60,8 +60,8 @@ def take_over(writer: LogWriter) -> float:
 
 
 def members_of(writer: LogWriter) -> tuple[Member, ...]:
-    with Connection.open(writer.log._parameters) as connection:
-        return read_members(connection, writer.log._schema)
+    with Connection.open(writer.log._database.parameters) as connection:
+        return read_members(connection, writer.log._end.schema)
 
 
 def look_for(writer: LogWriter, seconds: float) -> None:
@@ -191,9 +191,7 @@ def test_takeover_over_another_connection_than_that_of_the_look_is_refused(
     active: LogWriter, standby: LogWriter, admin: Admin
 ) -> None:
     assert standby.log.stands_by(standby.position)
-    connection = standby.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(standby))
     assert not standby.log.take_over(standby.position)
     active.append()
 
@@ -204,9 +202,7 @@ def test_lost_connection_makes_the_standby_wait_for_longer(
     """PostgreSQL may just be back, and the active broker without its session."""
     look_for(standby, 0.3)
     active.log.close()
-    connection = standby.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    terminate(admin, backend_of(standby))
     look_for(standby, FREE_S + 0.4)
     assert "connection to PostgreSQL lost: cannot follow the log until it is back" in caplog.messages
     assert take_over(standby) < FAILOVER_AFTER_S
@@ -299,9 +295,9 @@ def test_members_describe_themselves(
     assert active.log.choose_heir(None) == "standby"
     active.log.hand_over("standby")
     with Connection.open(parse_url(url_of(log_server))) as connection:
-        stopped = read_members(connection, active.log._schema)[0]
+        stopped = read_members(connection, active.log._end.schema)[0]
     assert (stopped.role, stopped.number) == (Role.STOPPED, active.position.number)
-    found = admin.execute(f"SELECT value FROM {active.log._schema}.fact WHERE kind = 'stop'").fetchone()
+    found = admin.execute(f"SELECT value FROM {active.log._end.schema}.fact WHERE kind = 'stop'").fetchone()
     assert found == (NUMBER.pack(stopped.number) + b"standby",)
 
 
@@ -360,7 +356,7 @@ def test_broker_says_once_that_it_stands_by_for_the_active_one(
 ) -> None:
     caplog.set_level("INFO")
     told: list[str] = []
-    standby.log._member.on_standing_by = told.append
+    standby.log._end.member.on_standing_by = told.append
     assert standby.log.stands_by(standby.position)
     assert told == ["active"]
     active.append()
@@ -402,7 +398,7 @@ def test_standby_with_another_users_file_warns_once(
     count: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    standby.log._member = replace(standby.log._member, users=users)
+    standby.log._end.member.users = users
     for _ in range(2):
         # It compares once a second.
         look_for(standby, 1.2)
@@ -414,7 +410,7 @@ def test_standby_whose_users_file_was_corrected_says_so_once(
     active: LogWriter, standby: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for users in ("other", "", ""):
-        standby.log._member = replace(standby.log._member, users=users)
+        standby.log._end.member.users = users
         look_for(standby, 1.2)
         active.append()
     assert sum("the same users file again" in record.message for record in caplog.records) == 1
@@ -451,7 +447,7 @@ def test_member_name_of_a_broker_that_has_died_is_free_soon(
 def test_broker_whose_member_name_was_taken_while_it_was_stopped_is_refused(
     active: LogWriter, log_server: PostgresServer, schema: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "DESCRIPTION_INTERVAL_S", 0.0)
+    monkeypatch.setattr(log_standby, "DESCRIPTION_INTERVAL_S", 0.0)
     first = standing_by(log_server, schema, "name")
     first.log.stands_by(first.position)
     admin.execute(f"UPDATE {schema}.member SET at = at - interval '1 minute' WHERE name = 'name'")
@@ -476,12 +472,10 @@ def test_copy_of_the_database_is_refused(
 
 
 def test_active_broker_does_not_go_on_in_a_copy(active: LogWriter, admin: Admin) -> None:
-    origin = active.log._origin
+    origin = active.log._end.origin
     assert origin is not None
-    active.log._origin = origin._replace(system=42)
-    connection = active.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    active.log._end.origin = origin._replace(system=42)
+    terminate(admin, backend_of(active))
     with pytest.raises(Exception, match="is a copy"):
         active.append()
 

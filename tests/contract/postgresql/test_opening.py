@@ -45,10 +45,11 @@ def check_refused(url: str, schema: str, error: type[Exception], match: str) -> 
 @pytest.mark.parametrize(
     ("url", "match"),
     [
-        (f"postgresql://user:{SECRET}@host/shop", "parameter password"),
-        (f"postgresql://host/shop?password={SECRET}", "parameter password"),
-        (f"postgresql://host/shop?sslpassword={SECRET}", "parameter sslpassword"),
-        (f"postgresql://user:{SECRET}@[::1/shop", "cannot be read"),
+        (f"postgresql://user:{SECRET}@host/shop", "must have no password"),
+        (f"postgresql://host/shop?password={SECRET}", "must have no password"),
+        (f"postgresql://host/shop?sslpassword={SECRET}", "must have no password"),
+        (f"postgresql://user:{SECRET}@[::1/shop", "must have no password"),
+        (f"postgresql://[::1{SECRET}/shop", "must have a number as port"),
         (f"postgresql://host/shop?{SECRET}=1", "cannot be read"),
         (f"mysql://user:{SECRET}@host/shop", "must begin with postgresql://"),
         (f"host=localhost password={SECRET}", "must begin with postgresql://"),

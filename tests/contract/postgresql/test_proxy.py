@@ -41,8 +41,7 @@ from truenext.store.changes import decode_changes
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.log import LogPosition
 from truenext.store.postgresql import database as database_module
-from truenext.store.postgresql import kept
-from truenext.store.postgresql import log as log_module
+from truenext.store.postgresql import kept, log_appender, log_standby
 from truenext.store.postgresql.compaction import compact
 from truenext.store.postgresql.connection import Connection, parse_url
 from truenext.store.postgresql.database import Database
@@ -205,8 +204,8 @@ def server() -> Iterator[PostgresServer]:
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database.call, "__defaults__", (SILENCE_S, None))
     monkeypatch.setattr(database_module, "SILENCE_S", SILENCE_S)
-    monkeypatch.setattr(log_module, "SILENCE_S", SILENCE_S)
-    monkeypatch.setattr(log_module, "TAKEOVER_SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(log_appender, "SILENCE_S", SILENCE_S)
+    monkeypatch.setattr(log_standby, "TAKEOVER_SILENCE_S", SILENCE_S)
     monkeypatch.setattr(Connection, "silence_s", SILENCE_S)
 
 

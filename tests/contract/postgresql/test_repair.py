@@ -13,12 +13,13 @@ import pytest
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import LogWriter, member_settings, open_log, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
+from tests.contract.postgresql.test_log import backend_of, terminate
 from tests.stages.postgres import PostgresServer
 from truenext.errors import StoreFencedError, StoreForgottenError
 from truenext.model.batch import Batch
 from truenext.store.changes import RareChanges, encode_batch
 from truenext.store.log import LogPosition, Role, next_digest
-from truenext.store.postgresql import log as log_module
+from truenext.store.postgresql import log_appender
 from truenext.store.postgresql.connection import Connection
 from truenext.store.postgresql.kept import ORIGIN, ActiveBroker, encode_active
 from truenext.store.postgresql.layout import PART_BYTES_MAX, PARTITION_ROWS
@@ -87,9 +88,9 @@ def test_rows_that_were_not_certain_are_put_back_behind_the_folder(
     writer = open_writer()
     writer.append(payload(2))
     end = writer.position
-    monkeypatch.setattr(writer.log, "_is_replicated", True)
-    monkeypatch.setattr(writer.log, "_check_standbys", lambda _: None)
-    monkeypatch.setattr(writer.log, "_append", partial(append_in_doubt, writer.log._append))
+    monkeypatch.setattr(writer.log._database, "is_replicated", True)
+    monkeypatch.setattr(writer.log._database, "check_standbys", lambda _: None)
+    monkeypatch.setattr(writer.log._appender, "_append", partial(append_in_doubt, writer.log._appender._append))
     assert not writer.append(payload(3))
     assert not writer.append(payload(4))
     rows = all_rows(admin, schema)
@@ -99,7 +100,7 @@ def test_rows_that_were_not_certain_are_put_back_behind_the_folder(
     digest = next_digest(before.digest, [payload(5)])
     assert writer.log.append(before.number + 1, before.digest, digest, [payload(5)])
     assert all_rows(admin, schema)[:-1] == rows
-    assert writer.log._uncertain == []
+    assert writer.log._appender._uncertain == []
 
 
 def append_in_doubt(append: Callable[[Connection, NewRow], bool], connection: Connection, new: NewRow) -> bool:
@@ -125,7 +126,7 @@ def test_broker_that_is_fenced_just_before_its_repair_says_so(
     first = open_writer()
     first.append(payload(2))
     open_writer(take_over=True)
-    monkeypatch.setattr(log_module, "find", lambda *_: Finding.FORGOTTEN)
+    monkeypatch.setattr(log_appender, "find", lambda *_: Finding.FORGOTTEN)
     with pytest.raises(StoreFencedError):
         first.append(payload(3))
 
@@ -181,7 +182,7 @@ def test_rows_that_the_folder_no_longer_has_are_named(open_writer: OpenWriter, a
         writer.append(payload(number))
     forget(admin, schema, 2)
     writer.oldest_frame = 4
-    writer.log._call(lambda connection: write_member(connection, schema, OTHER, Role.STANDING_BY, 1, 4))
+    writer.log._database.call(lambda connection: write_member(connection, schema, OTHER, Role.STANDING_BY, 1, 4))
     with pytest.raises(
         StoreForgottenError,
         match=r"has lost rows 3 to 5 .* the folder no longer has row 3; member 'b' had rows up to 4\.",
@@ -212,9 +213,9 @@ def test_rows_are_not_put_back_on_a_former_primary(open_writer: OpenWriter, admi
     writer = open_writer()
     writer.append(payload(2))
     forget(admin, schema, 1)
-    origin = writer.log._origin
+    origin = writer.log._end.origin
     assert origin is not None
-    writer.log._known = origin._replace(timeline=origin.timeline + 1)
+    writer.log._end.followed = origin._replace(timeline=origin.timeline + 1)
     with pytest.raises(StoreForgottenError, match="is on timeline 1, and brokers have followed timeline 2"):
         writer.append(payload(3))
 
@@ -322,12 +323,10 @@ def test_active_broker_that_finds_its_last_row_names_the_new_timeline(
 ) -> None:
     writer = open_writer()
     set_timeline(admin, schema, -1)
-    origin = writer.log._origin
+    origin = writer.log._end.origin
     assert origin is not None
-    writer.log._origin = origin._replace(timeline=0)
-    connection = writer.log._database.connection
-    assert connection is not None
-    admin.execute("SELECT pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    writer.log._end.origin = origin._replace(timeline=0)
+    terminate(admin, backend_of(writer))
     writer.append(payload(2))
     found = admin.execute(f"SELECT value FROM {schema}.fact WHERE kind = 'origin'").fetchone()
     assert found is not None

@@ -197,7 +197,6 @@ def _begin(connection: Connection) -> None:
     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
     # A few of very many entries are looked up by their keys, whatever the statistics say.
-    connection.execute("SET LOCAL enable_seqscan = off")
     connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
 
 

@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError, StoreError, TruenextError
-from truenext.model.database import is_database_url
+from truenext.model.database import fault_of_database_url
 from truenext.store.postgresql.failed_connection import NoConnectionError, connection_error
 from truenext.store.postgresql.standing_by import Origin
 
@@ -284,19 +284,13 @@ def parse_url(url: str) -> dict[str, str]:
 
     Raises: ConfigurationError if the URL cannot be read, or has a password. The text has nothing of the URL.
     """
-    if not is_database_url(url):
-        raise ConfigurationError("the URL of the store must begin with postgresql:// or postgres://")
+    if fault := fault_of_database_url(url):
+        raise ConfigurationError(f"the URL of the store {fault}")
     try:
         parsed = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.Error as error:
         # libpq's text has a part of the URL, which may be a password.
         raise ConfigurationError(_fault_of_url(url, str(error))) from None
-    secret = next((name for name in parsed if name in _secret_parameters()), None)
-    if secret is not None:
-        raise ConfigurationError(
-            f"the URL of the store has the parameter {secret}, which other users of this machine could read: put the "
-            "password into a passfile (PGPASSFILE)"
-        )
     if "," in parsed.get("host", "") + parsed.get("hostaddr", ""):
         parsed.setdefault("target_session_attrs", "read-write")
     return parsed
@@ -308,10 +302,6 @@ def _fault_of_url(url: str, libpq_text: str) -> str:
     if option and "@" not in url.partition("?")[2]:
         return f'libpq has no option "{option[1]}": correct the URL of the store'
     return "the URL of the store cannot be read: write postgresql://USER@HOST:PORT/DATABASE"
-
-
-def _secret_parameters() -> set[str]:
-    return {each.keyword.decode() for each in pq.Conninfo.get_defaults() if each.dispchar == b"*"}
 
 
 def opening_error(error: psycopg.Error, failure: str) -> TruenextError:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from truenext.clock import monotonic
+from truenext.clock import boottime, monotonic
 from truenext.errors import ConfigurationError, StoreError
 from truenext.store.log import Awaited, Wait
 from truenext.store.postgresql import log_rows, takeover
@@ -27,13 +27,16 @@ from truenext.store.postgresql.connection import (
     StandbyWaitError,
     describe,
 )
-from truenext.store.postgresql.outcome import ErrorKind, kind_of_error
+from truenext.store.postgresql.layout import attach_partitions
+from truenext.store.postgresql.log_end import LogEnd
+from truenext.store.postgresql.outcome import ErrorKind, NewRow, kind_of_error
+from truenext.store.store import Progress
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PAUSE_MIN_S = 0.05
+_PAUSE_MIN_S = 0.05
 _PAUSE_MAX_S = 1.0
 
 _CANNOT_FOLLOW = "connection to PostgreSQL lost: cannot follow the log until it is back"
@@ -49,24 +52,12 @@ _AWAITED = {ErrorKind.STANDBY: Awaited.STANDBY, ErrorKind.DISK_FULL: Awaited.SPA
 
 
 class Database:
-    def __init__(
-        self,
-        parameters: dict[str, str],
-        schema: str,
-        *,
-        is_replicated: bool,
-        patience_s: float,
-        check: Callable[[Connection], None],
-        attach: Callable[[Connection], None],
-    ) -> None:
-        """Calls wait up to `patience_s` seconds for a database that is not available. `check` refuses a connection to a
-        wrong database by ConfigurationError; `attach` attaches the missing partitions of the log."""
-        self._parameters = parameters
-        self._schema = schema
-        self._is_replicated = is_replicated
+    def __init__(self, parameters: dict[str, str], end: LogEnd, *, is_replicated: bool, patience_s: float) -> None:
+        """Calls wait up to `patience_s` seconds for a database that is not available."""
+        self.parameters = parameters
+        self._end = end
+        self.is_replicated = is_replicated
         self.patience_s = patience_s
-        self._check = check
-        self._attach_partitions = attach
         self.connection: Connection | None = None
         self.server = ""
         """Host and port of the last connection."""
@@ -76,8 +67,8 @@ class Database:
         """True once the broker has taken over, so that it confirms nothing while the database is away."""
         self.is_stopping = False
         """True if a full disk is not to be waited for any longer than the patience."""
-        self.is_answer_awaited = False
-        """True while a statement was sent whose answer is still to be read, on the connection on which it was sent."""
+        self.pending: PendingAppend | None = None
+        """Append that was begun, and whose answer is still to be read, on the connection on which it was begun."""
         self._unconfirmed: _Attempts | None = None
         """Attempts of `call` whose result was not confirmed yet."""
         self._standby_s = 0.0
@@ -86,8 +77,8 @@ class Database:
 
     def open(self) -> Connection:
         """Connect for the first time. Raises: ConfigurationError; psycopg.Error"""
-        self.connection = connection = Connection.open(self._parameters)
-        _check_server(connection, is_replicated=self._is_replicated)
+        self.connection = connection = Connection.open(self.parameters)
+        _check_server(connection, is_replicated=self.is_replicated)
         self.server = connection.where
         return connection
 
@@ -127,11 +118,16 @@ class Database:
                     # A warning, because the last line of the log must not be that nothing is confirmed.
                     logger.warning(
                         "PostgreSQL is available again",
-                        extra={"schema": self._schema, "seconds": round(attempts.passed_s, 1)},
+                        extra={"schema": self._end.schema, "seconds": round(attempts.passed_s, 1)},
                     )
                     self.is_full = False
                     self.wait = None
                 return result
+
+    def check_standbys(self, are_named: bool) -> None:
+        """Raises: StoreError if there must be synchronous standbys, and none `are_named`"""
+        if self.is_replicated and not are_named:
+            raise StoreError(takeover.NO_STANDBYS)
 
     def note_quick_answer(self) -> None:
         """Note that the server has confirmed a row in less than SILENCE_S."""
@@ -139,7 +135,7 @@ class Database:
 
     def _connected(self, attempts: _Attempts, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
         # The loss of the connection of an append that was begun is found by reading its answer.
-        if self.connection is None or (self.connection.closed and not self.is_answer_awaited):
+        if self.connection is None or (self.connection.closed and self.pending is None):
             self.connection = self._connect_again(min(timeout_s, attempts.left_s))
             self.server = self.connection.where
         return self.connection
@@ -147,11 +143,11 @@ class Database:
     def _connect_again(self, timeout_s: float) -> Connection:
         try:
             with ExitStack() as resources:
-                connection = Connection.open(self._parameters, timeout_s)
+                connection = Connection.open(self.parameters, timeout_s)
                 resources.callback(connection.close)
                 # It may be another server than before.
-                _check_server(connection, is_replicated=self._is_replicated)
-                self._check(connection)
+                _check_server(connection, is_replicated=self.is_replicated)
+                self._end.check_is_no_copy(connection)
                 resources.pop_all()
                 return connection
         except ConfigurationError as error:
@@ -192,7 +188,7 @@ class Database:
             reason = {} if kind is ErrorKind.STANDBY else {"reason": describe(error)}
             cannot_follow = kind is ErrorKind.LOST and not self.is_active
             text = _CANNOT_FOLLOW if cannot_follow else _WARNINGS[kind]
-            logger.warning(text, extra={"schema": self._schema, "server": self.server} | reason)
+            logger.warning(text, extra={"schema": self._end.schema, "server": self.server} | reason)
         attempts.note(kind)
         awaited = _AWAITED.get(attempts.cause, Awaited.DATABASE)
         self.wait = self.wait._replace(awaited=awaited) if self.wait else begin_wait(awaited)
@@ -211,10 +207,27 @@ class Database:
     def _attach(self, attempts: _Attempts) -> None:
         attempts.has_attached = True
         try:
-            self._attach_partitions(self._connected(attempts))
+            connection = self._connected(attempts)
+            last = log_rows.last_row(connection, self._end.schema)
+            attach_partitions(connection, self._end.schema, self._end.number if last is None else last.number + 1)
         except psycopg.Error as error:
             self._handle(error, attempts)
             attempts.has_attached = False
+
+
+class PendingAppend:
+    """Append that was begun on a connection. `advance` goes on with it, and gets it."""
+
+    def __init__(self, connection: Connection, new: NewRow, advance: Callable[[PendingAppend], Progress]) -> None:
+        self.connection = connection
+        self.new = new
+        self.began = boottime()
+        self.socket = connection.pgconn.socket
+        self.is_sent = False
+        self._advance = advance
+
+    def advance(self) -> Progress:
+        return self._advance(self)
 
 
 class _Attempts:
@@ -224,7 +237,7 @@ class _Attempts:
         self._patience_s = patience_s
         self._started = monotonic()
         self._deadline = self._started + patience_s
-        self._pause_s = PAUSE_MIN_S
+        self._pause_s = _PAUSE_MIN_S
         self.kinds: set[ErrorKind] = set()
         """Kinds of the errors so far."""
         self.cause = ErrorKind.LOST
