@@ -26,6 +26,7 @@ from truenext.store.check import SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.copying import detach as detach_copy
 from truenext.store.export import export as export_store
+from truenext.store.renewal import renew as renew_folder
 from truenext.store.salvage.damage import Damage
 
 
@@ -176,6 +177,26 @@ def detach(data: Path) -> None:
         "broker with it. It has all messages if its broker has stopped cleanly; after a crash the last ones may be "
         "missing. Changes that other brokers have made in the database since then are not in it. The database keeps "
         "its messages: when the new broker has what you need, delete them with DROP SCHEMA NAME CASCADE in psql."
+    )
+
+
+@store.command()
+@click.argument("data", metavar="DIR", type=DataFolderParam(exists=True, file_okay=False))
+def renew(data: Path) -> None:
+    """Give the data folder DIR a new identity.
+
+    For a folder that is a copy of another one, such as a snapshot of a disk, if both may be used. Stop the broker of
+    DIR first. All else in the folder stays. For clients, outboxes and Spark, its broker is another one from then on;
+    see docs/operations.md.
+
+    Exits 0 if the folder has a new identity, 2 if nothing was changed.
+    """
+    try:
+        identity = renew_folder(data)
+    except TruenextError as error:
+        raise NoAnswerFailure(error) from error
+    terminal.echo(
+        f"{data} has the identity {identity} now: `truenext serve --data {quote(str(data))}` starts a broker with it."
     )
 
 

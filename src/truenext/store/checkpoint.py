@@ -50,6 +50,7 @@ from truenext.store.checkpoint_format import (
     encode_paused,
     encode_producer,
     initial_meta,
+    new_identity,
     producer_key,
 )
 from truenext.store.checksummed import ChecksummedDatabase
@@ -109,7 +110,7 @@ class Checkpoint:
         if path.exists() and path.stat().st_size:
             self._check_file(path, may_be_new=may_be_new)
         elif may_be_new:
-            _make(folder, map_size, segment_bytes, identity or secrets.token_hex(4), self._format)
+            _make(folder, map_size, segment_bytes, identity or new_identity(), self._format)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
@@ -358,12 +359,14 @@ class Checkpoint:
             self._meta.put(txn, b"format", FORMAT.pack(COPY_FORMAT))
             self._meta.put(txn, LOG_DIGEST, digest)
 
-    def detach(self, identity: str) -> None:
-        """Make the folder, which is a copy of a log, an ordinary one with another identity."""
+    def renew(self) -> str:
+        """Give the folder a new identity, and return that. A copy of a log becomes an ordinary folder."""
+        identity = new_identity()
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
             self._meta.put(txn, b"identity", identity.encode())
             self._meta.delete(txn, LOG_DIGEST)
+        return identity
 
     def drop_transients(self) -> None:
         """Drop all transient messages at once. `delete_old_transients` deletes their entries later."""

@@ -135,6 +135,11 @@ def is_writable_by_others(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o022)
 
 
+def is_data_folder(path: Path) -> bool:
+    """Return whether a broker has used the folder before."""
+    return (path / "lmdb").is_dir() or (path / "journal").is_dir()
+
+
 def has_journal(data: Path) -> bool:
     journal = data / "journal"
     return journal.is_dir() and any(journal.iterdir())

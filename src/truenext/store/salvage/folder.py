@@ -57,7 +57,7 @@ def open_salvage(
 
     Raises: StoreInUseError if a broker uses the folder; StoreError if it is no data folder, is empty, or cannot be read
     """
-    if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
+    if not folder.is_data_folder(data):
         raise no_data_folder_error(data)
     with translated_errors(f"read the store in {data}", data), ExitStack() as resources:
         try:
