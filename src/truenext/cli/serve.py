@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from truenext.broker.backups import Backups
 from truenext.broker.broker import Broker
 from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
@@ -104,6 +105,7 @@ def serve(
             history=opened.history,
             users=configuration.users,
             log=opened.log,
+            backups=_make_backups(configuration, opened.store),
         )
         make_listener = partial(
             Listener,
@@ -255,6 +257,27 @@ def _open_store(
     store.follow_history = history.follow
     store.flush_history = history.flush
     return _OpenStore(store=store, history=history, exporter=exporter, log=log)
+
+
+def _make_backups(configuration: Configuration, store: Store) -> Backups:
+    settings = configuration.broker
+    refusal = ""
+    if settings.store is not None:
+        refusal = (
+            "a broker with --store makes no backups: its messages are in PostgreSQL, which is backed up as "
+            "docs/postgresql.md says"
+        )
+    elif not isinstance(store, EmbeddedStore):
+        refusal = "a broker with --memory has nothing to back up"
+    elif settings.backup_dir is None:
+        refusal = (
+            "this broker has no folder for backups: set backup_dir in [broker] of its configuration file, and start "
+            "it again"
+        )
+    if refusal or not isinstance(store, EmbeddedStore):
+        return Backups(refusal=refusal)
+    has_users = configuration.users is not None
+    return Backups(store, settings.data, settings.backup_dir, refusal="", has_users=has_users)
 
 
 def _member_settings(configuration: Configuration) -> MemberSettings:

@@ -4,20 +4,16 @@ in PostgreSQL are in store_log.py."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from truenext.cli import store_log, terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.postgresql import check_log, initialize_log
+from truenext.cli.progress_bar import progress_bar
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import SCHEMA, STORE_URL, DataFolderParam, PathParam, StorePlaceParam
 from truenext.errors import TruenextError
@@ -71,7 +67,7 @@ def init(url: str, schema: str, data: Path | None) -> None:
     Exits 0 if the tables were made, 2 if nothing was made.
     """
     try:
-        with _progress("written") as report:
+        with progress_bar("written") as report:
             initialize_log(url, schema, data, report)
     except (TruenextError, OSError) as error:
         raise NoAnswerFailure(error) from error
@@ -107,7 +103,7 @@ def check(place: Path | str, schema: str | None) -> None:
 
 def _check_database(url: str, schema: str) -> None:
     try:
-        with _progress("checked") as report:
+        with progress_bar("checked") as report:
             summary = check_log(url, schema, _print_damage, report)
     except (TruenextError, OSError) as error:
         raise NoAnswerFailure(error) from error
@@ -126,7 +122,7 @@ def _check_database(url: str, schema: str) -> None:
 
 def _check_folder(data: Path) -> None:
     try:
-        with _progress("checked") as report:
+        with progress_bar("checked") as report:
             summary = check_store(data, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history"))
         in_history = 0
         for name, what in find_damage(data / "history"):
@@ -213,7 +209,7 @@ def export(data: Path, new: Path) -> None:
     copied. Exits 0 if everything could be read, 1 if a part could not, 2 if nothing was written.
     """
     try:
-        with _progress("read") as report:
+        with progress_bar("read") as report:
             summary = export_store(
                 data, new, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history")
             )
@@ -228,17 +224,6 @@ def export(data: Path, new: Path) -> None:
         )
         raise SystemExit(1)
     terminal.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = Console(stderr=True)
-    # Text printed meanwhile goes around the bar, but a redirected standard output stays redirected.
-    with Progress(
-        console=console, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print_damage(finding: Damage) -> None:

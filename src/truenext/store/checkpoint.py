@@ -38,6 +38,7 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     OLD_COPY_FORMAT,
     PERSISTENT_TABLES,
+    POSITION_KEYS,
     QUEUE,
     SALT,
     TRANSIENT_TABLES,
@@ -106,7 +107,7 @@ class Checkpoint:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
         self._format = COPY_FORMAT if is_copy else FORMAT_VERSION
-        path = folder / DATA_FILE
+        self._file = path = folder / DATA_FILE
         if path.exists() and path.stat().st_size:
             self._check_file(path, may_be_new=may_be_new)
         elif may_be_new:
@@ -233,6 +234,21 @@ class Checkpoint:
         """Return a read transaction, which sees only changes committed by now. Use the transaction in a `with`
         statement."""
         return self._env.begin()
+
+    def position(self, snapshot: lmdb.Transaction[bytes]) -> CheckpointPosition:
+        """Return the position in the journal."""
+        return decode_position({name: self._meta.need(snapshot, name) for name in POSITION_KEYS})
+
+    def identity(self, snapshot: lmdb.Transaction[bytes]) -> str:
+        return self._meta.need(snapshot, b"identity").decode()
+
+    def write_copy(self, snapshot: lmdb.Transaction[bytes], file: int) -> None:
+        """Write the data file as of the snapshot into an open file, such as a pipe, without unused pages."""
+        self._env.copyfd(file, compact=True, txn=snapshot)
+
+    def file_size(self) -> int:
+        """Return the bytes of the data file, unused pages included."""
+        return self._file.stat().st_size
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
         """Return a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
