@@ -7,7 +7,6 @@ interpreter to others: reads, writes, hashes, and LMDB's own copy.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -170,7 +169,7 @@ class _Backup:
     def _run(self) -> None:
         check_backup_folder(self._backups, self._data)
         self._report.incomplete = incomplete_backups(self._backups)
-        self._is_here = os.stat(self._backups).st_dev == os.stat(self._data).st_dev
+        self._is_here = self._backups.stat().st_dev == self._data.stat().st_dev
         with ExitStack() as resources:
             histories: list[HeldHistory] = []
             state = resources.enter_context(closing(self._store.hold_state(self._hold_history(histories))))
@@ -222,7 +221,8 @@ class _Backup:
         self._disk_space.backup_here = here
         if not self._disk_space.has_space_for_backup(here):
             raise ConfigurationError(
-                f"the disk of {self._data} is too full for a backup: free disk space, or use a backup_dir on another disk"
+                f"the disk of {self._data} is too full for a backup: free disk space, or set backup_dir to a folder on "
+                "another disk"
             )
         if free_bytes(self._backups) < remaining:
             raise ConfigurationError(

@@ -17,7 +17,6 @@ from truenext.cli.exit_status import INTERRUPTED, NoAnswerFailure
 from truenext.cli.progress_bar import progress_bar
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam, SizeParam
-from truenext.errors import TruenextError
 from truenext.history.check import last_batch_chunk
 from truenext.model.limits import BACKUP_RATE, BACKUP_RATE_MIN
 from truenext.model.numerals import format_size

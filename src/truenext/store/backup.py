@@ -1,10 +1,10 @@
 """Backup: writes the files of a held state into a new folder, at a bounded rate, and a manifest at the end.
 
-    backup_dir/20261130T025055Z-1a2b/
-        manifest-new       from the start, empty; renamed to `manifest` when all is durable
-        journal/           as in a data folder (embedded.py)
-        lmdb/
-        history/           if it was asked for
+backup_dir/20261130T025055Z-1a2b/
+    manifest-new       from the start, empty; renamed to `manifest` when all is durable
+    journal/           as in a data folder (embedded.py)
+    lmdb/
+    history/           if it was asked for
 """
 
 from __future__ import annotations

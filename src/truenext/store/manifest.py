@@ -1,7 +1,7 @@
 """Manifest of a backup: what the backup is of, and size and hash of each file. It is written last.
 
-    {"version": 1, ...}        one line of JSON, see Manifest
-    SHA-256 of this line       64 hexadecimal digits, and the end of the line
+{"version": 1, ...}        one line of JSON, see Manifest
+SHA-256 of this line       64 hexadecimal digits, and the end of the line
 """
 
 from __future__ import annotations
