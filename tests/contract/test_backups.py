@@ -425,3 +425,46 @@ def test_segments_of_a_backup_count_as_used(tmp_path: Path) -> None:
         store.disk_space.update_level()
         assert "backup" not in store.disk_level_bytes
         assert not list((tmp_path / "data/journal").glob("*.kept"))
+
+
+def test_backup_slows_producers_and_stops_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # C29.5
+    busy = BusyStore(tmp_path / "data", random.Random(SEED))
+    with closing(busy.store) as store:
+        busy.apply()
+        space = store.disk_space
+        free = 4 * space._reserve()
+        monkeypatch.setattr("truenext.store.folder.free_bytes", lambda _: free)
+        levels = []
+        for here in (0, free // 4, 3 * free // 4, 10 * free, 0):
+            space.backup_here = here
+            space.update_level()
+            levels.append(store.disk_level.name)
+        assert levels == ["PLENTY", "PLENTY", "LITTLE", "LITTLE", "PLENTY"]
+        assert [space.has_space_for_backup(size) for size in (0, free // 2, free)] == [True, False, False]
+        free = space._reserve() // 2
+        space.update_level()
+        assert store.disk_level.name == "NONE"
+
+
+def test_growth_and_segments_count_towards_the_limit(tmp_path: Path) -> None:
+    # C29.5
+    with closing(EmbeddedStore(tmp_path / "data", segment_bytes=3000, disk_limit=1 << 30)) as store:
+        store.recover()
+        space = store.disk_space
+        levels = []
+        for growth in (0, 950 << 20, 5 << 30, 0):
+            space.backup_growth = growth
+            space.update_level()
+            levels.append(store.disk_level.name)
+        assert levels == ["PLENTY", "LITTLE", "LITTLE", "PLENTY"]
+
+
+def test_empty_store_can_be_backed_up(tmp_path: Path) -> None:
+    (tmp_path / "backups").mkdir()
+    with closing(open_store(tmp_path / "data")) as store:
+        store.recover()
+        made = back_up(store, tmp_path / "backups")
+    restored(made, tmp_path / "new")
+    with closing(open_store(tmp_path / "new")) as store:
+        assert store.recover().counts == {}

@@ -57,7 +57,7 @@ def test_restored_broker_has_what_the_original_had_and_another_identity(
     client.send("q", b"gone with a crash")
     client.send("q", b"two", persistent=True, priority=9, confirmed=True)
     done = broker.output_of("backup", "--history")
-    folder, size, batch = re.fullmatch(r"(.*): ([\d,]+) bytes, the state after batch (\d+)\n", done).groups()  # type: ignore[union-attr]
+    folder, _, batch = re.fullmatch(r"(.*): ([\d,]+) bytes, the state after batch (\d+)\n", done).groups()  # type: ignore[union-attr]
     client.send("q", b"later", persistent=True, confirmed=True)
     assert Path(folder).parent == broker.backups
     new = tmp_path / "new"

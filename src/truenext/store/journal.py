@@ -404,7 +404,9 @@ class Journal:
         each. None of them may be freed before the call returns. Any thread may call it."""
         with self._spares_lock:
             for segment in range(first, last + 1):
-                self._held[segment] = os.dup(self._files[segment])
+                # A new store has none.
+                if segment in self._files:
+                    self._held[segment] = os.dup(self._files[segment])
             return dict(self._held)
 
     def release(self) -> None:

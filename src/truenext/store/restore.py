@@ -21,6 +21,7 @@ from truenext.store.check import SalvageSummary, check
 from truenext.store.manifest import BackupFile, Manifest, read_manifest
 from truenext.store.renewal import renew
 from truenext.store.salvage.damage import Damage
+from truenext.store.store_errors import is_no_space
 
 RESTORING = "restoring"
 
@@ -93,11 +94,13 @@ def _restoring_folder(new: Path) -> Iterator[Path]:
     data.mkdir(mode=0o700)
     try:
         yield data
-    except BaseException:
+    except BaseException as error:
         for name in (RESTORING, "history", "journal", "lmdb"):
             shutil.rmtree(new / name, ignore_errors=True)
         if is_new:
             new.rmdir()
+        if is_no_space(error):
+            raise ConfigurationError(f"the disk of {new} is full: free disk space, or name another folder") from error
         raise
     data.rmdir()
 
