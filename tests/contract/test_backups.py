@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.backups import BusyStore, back_up, restored, try_backups
 from tests.contract.crashing import open_store
+from tests.drawing import one_of
 from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.store import backup as writing
 from truenext.store import held_state
@@ -99,15 +100,15 @@ def segments_are_used_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "_retire", retire)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        journal_is_cut_a_batch_early,
-        checkpoint_is_of_a_later_moment,
-        journal_is_of_a_later_moment,
-        segments_are_used_again,
-    ],
-)
+FAULTS = [
+    journal_is_cut_a_batch_early,
+    checkpoint_is_of_a_later_moment,
+    journal_is_of_a_later_moment,
+    segments_are_used_again,
+]
+
+
+@one_of("plant", FAULTS, ids=[each.__name__ for each in FAULTS])
 def test_fault_in_what_a_backup_copies_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, StoreError)):
@@ -315,7 +316,7 @@ def test_restore_that_is_killed_leaves_no_folder_for_a_broker(
         raise Killed
 
     rename = Path.rename
-    for number, name in enumerate(("fsync", "rename")):
+    for number, name in enumerate(("renew", "rename")):
         new = tmp_path / f"new {number}"
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "rmtree", lambda *_, **__: None)
@@ -323,7 +324,7 @@ def test_restore_that_is_killed_leaves_no_folder_for_a_broker(
             if name == "rename":
                 patch.setattr(Path, "rename", lambda path, to: kill() if path.name == "lmdb" else rename(path, to))
             else:
-                patch.setattr(os, "fsync", kill)
+                patch.setattr("truenext.store.restore.renew", kill)
             with pytest.raises(Killed):
                 restored(backup, new)
         assert new.exists()

@@ -114,7 +114,7 @@ def restore(backup: Path, new: Path) -> None:
 
 def _print_restored(restored: Restored, backup: Path, new: Path) -> None:
     manifest, queues = restored.manifest, restored.summary.queues
-    messages = count_noun(sum(each.persistent + each.transient for each in queues.values()), "message")
+    messages = count_noun(sum(each.persistent for each in queues.values()), "persistent message")
     terminal.echo(
         f"{new} has the state after batch {manifest.batch:,}, of {manifest.made}: {messages} in "
         f"{count_noun(len(queues), 'queue')}. Its identity is {restored.identity}; that of {backup} was "
