@@ -28,7 +28,7 @@ def back_up(store: EmbeddedStore, folder: Path, wait: Callable[[], object] = lam
         closing(state.files()) as files,
     ):
         writer = BackupWriter(
-            path, Pace(1 << 50, Event()), check_space=lambda: None, on_written=lambda _: wait() and None
+            path, Pace(1 << 50, Event()), check_space=lambda: None, on_written=lambda _: (wait(), None)[1]
         )
         writer.write(files)
         writer.finish(identity=state.identity, batch=state.batch, made="now", has_history=False, has_users=False)

@@ -16,6 +16,7 @@ from tests.contract.crashing import open_store
 from tests.drawing import one_of
 from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.store import backup as writing
+from truenext.store import folder as store_folder
 from truenext.store import held_state
 from truenext.store.backup import (
     BackupStopped,
@@ -28,7 +29,7 @@ from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.held_state import HeldState
 from truenext.store.journal import Journal, JournalEnd
-from truenext.store.manifest import Manifest, encode_manifest, read_manifest
+from truenext.store.manifest import BackupFile, Manifest, encode_manifest, read_manifest
 from truenext.store.renewal import renew
 
 COUNT = int(os.environ.get("TRUENEXT_BACKUPS", "8"))
@@ -148,8 +149,8 @@ def cut_backups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
             with monkeypatch.context() as patch:
                 patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-                patch.setattr(writing.folder, "write", stepping(writing.folder.write))
-                patch.setattr(writing.folder, "sync_folder", stepping(writing.folder.sync_folder))
+                patch.setattr(store_folder, "write", stepping(store_folder.write))
+                patch.setattr(store_folder, "sync_folder", stepping(store_folder.sync_folder))
                 patch.setattr(os, "fdatasync", stepping(os.fdatasync))
                 patch.setattr(Path, "rename", stepping(Path.rename))
                 with suppress(Killed):
@@ -266,7 +267,7 @@ def test_backup_of_a_newer_version_is_refused(backup: Path, tmp_path: Path, fiel
 @pytest.mark.parametrize("name", ["../outside", "journal/../../x", "/etc/passwd", "lock", "history/../../x.history"])
 def test_manifest_that_names_a_file_elsewhere_is_refused(backup: Path, tmp_path: Path, name: str) -> None:
     files = read_manifest(backup).files
-    change_manifest(backup, files=[writing.BackupFile(name, files[0].size, files[0].sha256)])
+    change_manifest(backup, files=[BackupFile(name, files[0].size, files[0].sha256)])
     with pytest.raises(StoreError, match="which no backup has"):
         restored(backup, tmp_path / "new")
 

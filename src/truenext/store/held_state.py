@@ -9,7 +9,7 @@ Both are of one moment, at which no batch is half applied. Source: docs/decision
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from threading import Thread
 
@@ -57,7 +57,7 @@ class HeldState:
         """Return by how many bytes the checkpoint's file has grown since the state is held."""
         return max(0, self._checkpoint.file_size() - self._file_size)
 
-    def files(self) -> Iterator[tuple[str, Iterator[bytes]]]:
+    def files(self) -> Generator[tuple[str, Iterator[bytes]], None, None]:
         """Yield name and content of each file of a data folder with this state. Read each content to its end before the
         next one. The journal comes first, and is held no longer then."""
         for segment, file in self._segments.items():
@@ -75,7 +75,7 @@ class HeldState:
         self._journal.release()
         self._snapshot.abort()
 
-    def _checkpoint_content(self) -> Iterator[bytes]:
+    def _checkpoint_content(self) -> Generator[bytes, None, None]:
         """Yield the checkpoint's data file. LMDB writes it into a pipe, on a thread of its own: the reader of the pipe
         sets the pace."""
         reader, writer = os.pipe()

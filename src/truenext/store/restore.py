@@ -118,19 +118,17 @@ def _copy(backup: Path, file: BackupFile, data: Path) -> Iterator[int]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = sha256()
     size = 0
-    buffer = memoryview(bytearray(COPY_BYTES))
     try:
         source = (backup / file.name).open("rb", buffering=0)
     except FileNotFoundError as error:
         raise StoreError(f"{backup} is damaged: {file.name} is missing; restore another backup") from error
     with source, path.open("xb", buffering=0) as target:
         os.fchmod(target.fileno(), 0o600)
-        while count := source.readinto(buffer):
-            piece = buffer[:count]
+        while piece := source.read(COPY_BYTES):
             digest.update(piece)
             folder.write(target.fileno(), piece, size)
-            size += count
-            yield count
+            size += len(piece)
+            yield len(piece)
         os.fsync(target.fileno())
     if size != file.size:
         problem = f"{file.name} has {size:,} bytes instead of {file.size:,}"
