@@ -114,7 +114,7 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
     yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
-    names = ", ".join(code(member.name) for member in members_of(BackupRequest))
+    names = ", ".join(map(code, BackupRequest.__struct_fields__))
     report = "[BackupReport](#backupreport)"
     yield _link(backup_request.VERB), _summary(backup_request.run_backup_request), names, report
     names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
