@@ -34,17 +34,18 @@ from tests.contract.disk import LANE, Disk, key, put
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
-from truenext.model.batch import NO_MARK
+from truenext.model.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.model.limits import SEQUENCE_BLOCK
 from truenext.model.policy import Policies
 from truenext.model.record import encode_record, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
+from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION, CheckpointPosition
 from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME, SECTOR, has_flipped_bit
 from truenext.store.lmdb_metas import read_metas
+from truenext.store.overlay import SegmentIndex
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.salvage.lmdb_reader import VALUE_BYTES_MAX
 from truenext.store.store import Recovered
@@ -711,6 +712,32 @@ def test_leaf_that_cannot_be_read_costs_its_own_messages_only(data: Path, conten
     overwrite(data, page)
     assert any(line.startswith("lmdb/data.mdb: messages: ") for line in check(data))
     expect_all_but(export(data), content, [name for name in names if sequence_of(name) in content.shelf[name[:5]]])
+
+
+def test_leaf_of_marks_that_cannot_be_read_costs_its_own_marks_only(tmp_path: Path) -> None:
+    """The keys behind it are read backwards, and their messages forwards."""
+    keys = [key(sequence) for sequence in range(1, 800)]
+    message = message_of(keys[0], random.Random(1), persistent=True)
+    (tmp_path / "data").mkdir()
+    checkpoint = Checkpoint(tmp_path / "data/lmdb")
+    checkpoint.put_messages([(one, encode_record(one, message)) for one in keys], are_transient=False)
+    # Of every second, so that keys tell marks from messages.
+    marks = {one: Mark(1, sequence_of(one)) for one in keys[::2]}
+    checkpoint.put_marks({one: (mark, NO_CAUSES) for one, mark in marks.items()})
+    index = SegmentIndex(1, queues={1: "orders"}, sequence_limit=1000, clean_stop=True)
+    checkpoint.finish_checkpoint([index], {}, CheckpointPosition(0, 0))
+    checkpoint.close()
+    compact(tmp_path / "data")
+    leaves = leaves_of(tmp_path / "data", b"marks")
+    page, lost = leaves[len(leaves) // 2]
+    overwrite(tmp_path / "data", page)
+    found = check(tmp_path / "data")
+    assert any(line.startswith("lmdb/data.mdb: marks: ") for line in found)
+    assert not any("is missing, but its mark" in line for line in found)
+    exported = export(tmp_path / "data").shelf[LANE]
+    assert {sequence: one.mark for sequence, one in exported.items()} == {
+        sequence_of(one): NO_MARK if one in lost else marks.get(one, NO_MARK) for one in keys
+    }
 
 
 def enlarge_value(data: Path) -> bytes:

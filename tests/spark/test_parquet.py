@@ -181,7 +181,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
     assert re.search(
-        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 12", line
+        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 13", line
     )
 
 

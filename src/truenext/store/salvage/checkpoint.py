@@ -136,10 +136,11 @@ class SalvagedCheckpoint:
             kind: {lane: NUMBER.unpack(value)[0] for lane, value in values[kind.counts].items()} for kind in TABLE_NAMES
         }
 
-    def _read(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _read(self, name: bytes, *, keeps_order: bool = True) -> Iterator[tuple[bytes, bytes]]:
         if name not in self._names:
             return
-        for number, (key, value) in enumerate(read_database(self._path.parent, name, self._report)):
+        entries = read_database(self._path.parent, name, self._report, keeps_order=keeps_order)
+        for number, (key, value) in enumerate(entries):
             self._seen += len(key) + len(value)
             if number % 1000 == 0:
                 self._progress.update("checkpoint", min(self._seen, self._size), self._size)
@@ -172,15 +173,14 @@ class SalvagedCheckpoint:
         found: Counter[bytes] = Counter()
         marks = self._checksummed_values(kind.marks)
         mark = next(marks, None)
-        for stored_key, record in self._read(kind.messages):
+        for stored_key, record in self._read(kind.messages, keeps_order=False):
             while mark is not None and mark[0] < stored_key:
                 self._add_unmatched_mark(*mark, kind)
                 mark = next(marks, None)
+            # Of messages that are read backwards, the marks have been read.
+            own = self._unmatched_marks.pop(stored_key, None)
             if mark is not None and mark[0] == stored_key:
                 own, mark = mark[1], next(marks, None)
-            else:
-                # What was read backwards comes in another order than its marks.
-                own = self._unmatched_marks.pop(stored_key, None)
             if not self._is_current(stored_key, kind):
                 self.undeleted_transients += 1
                 continue

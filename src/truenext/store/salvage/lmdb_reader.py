@@ -48,9 +48,15 @@ def find_page_damage(folder: Path) -> str:
     return child.problem
 
 
-def read_database(folder: Path, name: bytes, on_damage: Callable[[str], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a database; with an empty name those of the list of databases. They come in key order
-    and each once, unless the database is damaged. `on_damage` gets what is wrong."""
+def read_database(
+    folder: Path, name: bytes, on_damage: Callable[[str], None], *, keeps_order: bool = True
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield keys and values of a database; with an empty name those of the list of databases. `on_damage` gets what is
+    wrong.
+
+    They come in key order and each once, unless keys are damaged. What is read backwards is in memory for that; without
+    `keeps_order` it comes as it is read.
+    """
     label = name.decode() or "list of databases"
     forwards = _Child(partial(_send_entries, folder, name))
     yield from forwards
@@ -58,7 +64,7 @@ def read_database(folder: Path, name: bytes, on_damage: Callable[[str], None]) -
         return
     on_damage(f"{label}: {forwards.problem}")
     backwards = _Child(partial(_send_entries_backwards, folder, name, forwards.count))
-    yield from backwards
+    yield from reversed([*backwards]) if keeps_order else backwards
     if backwards.problem not in ("", forwards.problem):
         on_damage(f"{label}, from its end backwards: {backwards.problem}")
 
@@ -179,6 +185,6 @@ def _send_entries_backwards(folder: Path, name: bytes, skipped: int, send: _Send
     return ""
 
 
-def _value(value: bytes) -> bytes:
+def _value(value: memoryview) -> bytes:
     """Return the bytes of a value in LMDB's memory; empty if its size cannot be right."""
     return bytes(value) if len(value) <= VALUE_BYTES_MAX else b""
