@@ -246,15 +246,16 @@ class Broker:
 
     # ---- Start, stop, turns and commits ----
 
-    async def start(self, *, after_clean_stop: bool = True) -> None:
-        """Start the broker. Returns once the start is durable; only then may connections be accepted.
+    async def start(self, *, after_clean_stop: bool = True, identity: str = "") -> None:
+        """Start the broker. Returns once the start is durable; only then may connections be accepted. `identity` is
+        that of the store, for the history.
 
         Raises: StoreError if the store cannot be written.
         """
         prepare_compiler()
         self._tick()
         epoch = 0 if self._log is None else self._log.status.epoch
-        self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch)
+        self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
         await self._drain()
         if self._log is not None:
             self._beat()

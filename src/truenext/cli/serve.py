@@ -115,7 +115,7 @@ def serve(
         )
         apply = partial(_apply_changes, tls, opened.exporter)
         run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply)
-        run = partial(run, after_clean_stop=recovered.clean_stop)
+        run = partial(run, after_clean_stop=recovered.clean_stop, identity=recovered.identity)
         # Frees the names of all queues.
         del recovered
         heir = runner.run(run())
@@ -378,6 +378,7 @@ async def _run(
     apply: Callable[[Broker, Configuration], None],
     *,
     after_clean_stop: bool,
+    identity: str,
 ) -> str | None:
     """Run the broker until a signal or a request ends it. Returns the name of the broker that takes over, if there was
     such a request.
@@ -397,7 +398,7 @@ async def _run(
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
         broker.end = stop.set
-        await broker.start(after_clean_stop=after_clean_stop)
+        await broker.start(after_clean_stop=after_clean_stop, identity=identity)
         if reloader is not None:
             reloader.also_apply(partial(apply, broker))
             broker.reload = reloader.reload

@@ -57,7 +57,7 @@ from truenext.store.checkpoint_format import (
 from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
-from truenext.store.lmdb_file import is_uninitialized, read_metas
+from truenext.store.lmdb_metas import is_uninitialized, read_metas
 from truenext.store.message_tables import Marks, MessageTables
 from truenext.store.overlay import SegmentIndex
 from truenext.store.store import Recovered, UndecodedMessage
