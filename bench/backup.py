@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ from bench.progress import guarded, print_line, work
 from bench.workers import end_in_order
 from truenext.blocking import connect
 
-_LOADS = tuple(load for load in LOADS if load.key in ("3", "5", "7"))
+_MESSAGES = {"3": 40_000, "5": 1_000, "7": 10_000}
+"""Number of messages of each run, by the key of its load. A run is to end before a backup does."""
+_LOADS = tuple(load for load in LOADS if load.key in _MESSAGES)
 _RATE_TARGET = 0.8
 _P99_TARGET = 2.0
 _RESTORE_TARGET = 1.3
@@ -42,6 +44,9 @@ _PATIENCE = 3600.0
 
 class _BackedUp(Truenext):
     """Broker with a folder for backups, whose event loop is watched."""
+
+    backup = Path()
+    """Folder of the last whole backup."""
 
     def prepare(self, folder: Path) -> list[str]:
         self.backups = folder / "backups"
@@ -76,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rate", type=positive, default=50, metavar="N", help="MiB a second of a backup (default 50)")
     parser.add_argument("--runs", type=positive, default=5, metavar="N", help="runs of each (default 5)")
-    parser.add_argument("--messages", type=positive, metavar="N", help="messages per run of every load")
+    parser.add_argument("--share", type=float, default=1.0, metavar="X", help="length of a run (default 1.0)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the messages (default 1)")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="parent folder of all data (default: temporary)")
     return parser
@@ -89,81 +94,96 @@ def _measure(folder: Path, options: argparse.Namespace) -> None:
         # The checkpointer has then moved what it can.
         time.sleep(2.0)
         runs = _Runs(broker, options)
-        before = runs.measure(lambda: True)
-        size_before = _data_size(broker)
-        started = time.monotonic()
-        broker.request(rate=options.rate << 20)
-        meanwhile = runs.measure(lambda: broker.request(action="show")["state"] == "running")
-        report = _await_backup(broker)
-        ended = time.monotonic()
-        _print_loads(before, meanwhile)
-        print_line(
-            f"backup: {report['copied']:,} bytes in {ended - started:.1f} s; the checkpoint's file has grown by "
-            f"{report['growth']:,} bytes, from {size_before:,}"
-        )
-        backup = Path(report["folder"])
-        _restore(folder, backup, options.runs)
+        runs.measure_in_turns()
+        runs.print_ratios()
+        _measure_whole_backup(broker, runs, options)
+        _restore(folder, broker, options.runs)
         broker.end(signal.SIGTERM, _PATIENCE)
-        _print_loop(broker.late, started, ended)
+        _print_loop(broker.late, runs.spans)
 
 
 class _Runs:
-    """Runs of all loads, each in a queue of its own."""
+    """Runs of all loads, each in a queue of its own, in turns without a backup and during one."""
 
     def __init__(self, broker: _BackedUp, options: argparse.Namespace) -> None:
         self._broker = broker
         self._options = options
         self._count = 0
+        self._pairs: dict[Load, list[tuple[Outcome, Outcome]]] = {load: [] for load in _LOADS}
+        """Outcomes of runs without a backup, and during one."""
+        self.spans: list[tuple[float, float]] = []
+        """Begin and end of each backup."""
 
-    def measure(self, may_count: Callable[[], bool]) -> dict[Load, list[Outcome]]:
-        """Return the outcomes of the runs of each load, for which `may_count` is true at the end."""
-        outcomes: dict[Load, list[Outcome]] = {load: [] for load in _LOADS}
+    def measure_in_turns(self) -> None:
+        """Raises: BrokerError if backups are too short"""
         for _ in range(self._options.runs):
             for load in _LOADS:
-                outcome = self._run(load)
-                if may_count():
-                    outcomes[load].append(outcome)
-        if not all(outcomes.values()):
-            raise BrokerError("the backup was too short for a run of each load: more messages must wait (--waiting)")
-        return outcomes
+                alone = self.run(load)
+                started = time.monotonic()
+                self._broker.request(rate=self._options.rate << 20)
+                meanwhile = self.run(load)
+                is_long_enough = self._broker.request(action="show")["state"] == "running"
+                if is_long_enough:
+                    self._broker.request(action="stop")
+                    self._pairs[load].append((alone, meanwhile))
+                self._await_end()
+                self.spans.append((started, time.monotonic()))
+        if not all(self._pairs.values()):
+            raise BrokerError("backups were shorter than runs: more messages must wait (--waiting)")
 
-    def _run(self, load: Load) -> Outcome:
+    def run(self, load: Load) -> Outcome:
         self._count += 1
-        messages = self._options.messages or load.messages
+        messages = max(200, int(_MESSAGES[load.key] * self._options.share))
         return run(load, self._broker.port, f"/queue/bench.{self._count}", messages, self._options.seed)
+
+    def _await_end(self) -> None:
+        while self._broker.request(action="show")["state"] == "running":
+            time.sleep(0.1)
+
+    def print_ratios(self) -> None:
+        for load, pairs in self._pairs.items():
+            ratio = statistics.median(meanwhile.rate / alone.rate for alone, meanwhile in pairs)
+            rates = [statistics.median(each.rate for each in outcomes) for outcomes in zip(*pairs, strict=True)]
+            line = (
+                f"{load.title}: {rates[1]:,.0f} messages a second during a backup, {rates[0]:,.0f} without; "
+                f"{ratio:.2f} (at least {_RATE_TARGET})"
+            )
+            if load.group == 1:
+                p99s = [[each.latency[1] * 1000 for each in outcomes if each.latency] for outcomes in zip(*pairs)]
+                ratio = statistics.median(after / before for before, after in zip(*p99s, strict=True))
+                line += (
+                    f"; p99 {statistics.median(p99s[1]):.2f} ms and {statistics.median(p99s[0]):.2f} ms; {ratio:.2f} "
+                    f"(at most {_P99_TARGET})"
+                )
+            print_line(f"{line}; {len(pairs)} pairs")
+
+
+def _measure_whole_backup(broker: _BackedUp, runs: _Runs, options: argparse.Namespace) -> None:
+    """Make a whole backup while loads run, and print how much the checkpoint's file grows."""
+    size = _data_size(broker)
+    started = time.monotonic()
+    broker.request(rate=options.rate << 20)
+    while broker.request(action="show")["state"] == "running":
+        runs.run(_LOADS[0])
+    report = broker.request(action="show")
+    if report["state"] != "done":
+        raise BrokerError(f"the backup has failed: {report['error']}")
+    broker.backup = Path(report["folder"])
+    runs.spans.append((started, time.monotonic()))
+    print_line(
+        f"backup: {report['copied']:,} bytes in {time.monotonic() - started:.1f} s; the checkpoint's file has grown by "
+        f"{report['growth']:,} bytes, from {size:,}"
+    )
 
 
 def _data_size(broker: _BackedUp) -> int:
     return (broker.data / "lmdb/data.mdb").stat().st_size
 
 
-def _await_backup(broker: _BackedUp) -> dict[str, Any]:
-    while (report := broker.request(action="show"))["state"] == "running":
-        time.sleep(0.5)
-    if report["state"] != "done":
-        raise BrokerError(f"the backup has failed: {report['error']}")
-    return report
-
-
-def _print_loads(before: dict[Load, list[Outcome]], meanwhile: dict[Load, list[Outcome]]) -> None:
-    for load in _LOADS:
-        rates = [statistics.median(each.rate for each in outcomes[load]) for outcomes in (before, meanwhile)]
-        line = (
-            f"{load.title}: {rates[1]:,.0f} messages a second during a backup, {rates[0]:,.0f} before, "
-            f"{rates[1] / rates[0]:.2f} (at least {_RATE_TARGET})"
-        )
-        if load.group == 1:
-            p99s = [
-                statistics.median(each.latency[1] * 1000 for each in outcomes[load] if each.latency is not None)
-                for outcomes in (before, meanwhile)
-            ]
-            line += f"; p99 {p99s[1]:.2f} ms and {p99s[0]:.2f} ms, {p99s[1] / p99s[0]:.2f} (at most {_P99_TARGET})"
-        print_line(f"{line}; {len(meanwhile[load])} runs")
-
-
-def _restore(folder: Path, backup: Path, runs: int) -> None:
+def _restore(folder: Path, broker: _BackedUp, runs: int) -> None:
     """Restore, and copy and hash the same files, in turns."""
     restored, copied = [], []
+    backup = broker.backup
     files = sorted(str(path) for path in backup.rglob("*") if path.is_file())
     for _ in range(runs):
         copied.append(_timed(["cp", "-r", str(backup), str(folder / "copy")]) + _timed(["sha256sum", *files]))
@@ -184,12 +204,13 @@ def _timed(command: list[str]) -> float:
     return time.monotonic() - started
 
 
-def _print_loop(late: Path, started: float, ended: float) -> None:
+def _print_loop(late: Path, spans: list[tuple[float, float]]) -> None:
     beats = [tuple(map(float, line.split())) for line in late.read_text().splitlines()]
-    meanwhile = [(seconds, own) for at, seconds, own in beats if started <= at <= ended]
-    longest = max((seconds for seconds, _ in meanwhile), default=0.0)
-    own = max((own for _, own in meanwhile), default=0.0)
-    print_line(f"event loop during the backup: held for at most {longest * 1000:.0f} ms, {own * 1000:.0f} ms by itself")
+    for name, is_meanwhile in (("during backups", True), ("without", False)):
+        found = [(s, own) for at, s, own in beats if any(a <= at <= b for a, b in spans) is is_meanwhile]
+        longest = max((seconds for seconds, _ in found), default=0.0)
+        own = max((own for _, own in found), default=0.0)
+        print_line(f"event loop {name}: held for at most {longest * 1000:.0f} ms, {own * 1000:.0f} ms by itself")
 
 
 if __name__ == "__main__":
