@@ -149,7 +149,10 @@ class _Runs:
                 f"{ratio:.2f} (at least {_RATE_TARGET})"
             )
             if load.group == 1:
-                p99s = [[each.latency[1] * 1000 for each in outcomes if each.latency] for outcomes in zip(*pairs)]
+                p99s = [
+                    [each.latency[1] * 1000 for each in outcomes if each.latency]
+                    for outcomes in zip(*pairs, strict=True)
+                ]
                 ratio = statistics.median(after / before for before, after in zip(*p99s, strict=True))
                 line += (
                     f"; p99 {statistics.median(p99s[1]):.2f} ms and {statistics.median(p99s[0]):.2f} ms; {ratio:.2f} "
