@@ -21,6 +21,7 @@ from tests.integration.kill_load import Ledger, Letter, Worker, hire, resolve
 from tests.integration.tapped_broker import check_state, read_frames, state_after
 from truenext.errors import ConfigurationError
 from truenext.history.check import find_damage, last_batch_chunk
+from truenext.store.check import check
 from truenext.store.restore import restore
 
 COUNT = int(os.environ.get("TRUENEXT_BACKUPS", "4"))
@@ -152,6 +153,9 @@ def _check_backup(backup: Path, new: Path, frames: dict[int, bytes], markers: di
         assert not new.exists()
         return "refused"
     assert list(find_damage(new / "history")) == []
+    damage: list[object] = []
+    check(new, damage.append, lambda done, total: None, last_history_chunk=last_batch_chunk(new / "history"))
+    assert damage == []
     expected = state_after(frames, restored.manifest.batch)
     marker = markers[backup.name].encode()
     assert any(record.endswith(marker) for record, _ in expected.messages.values())

@@ -15,7 +15,6 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import INTERRUPTED, NoAnswerFailure
 from truenext.cli.progress_bar import progress_bar
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam, SizeParam
 from truenext.history.check import last_batch_chunk
 from truenext.model.limits import BACKUP_RATE, BACKUP_RATE_MIN
@@ -113,12 +112,10 @@ def restore(backup: Path, new: Path) -> None:
 
 
 def _print_restored(restored: Restored, backup: Path, new: Path) -> None:
-    manifest, queues = restored.manifest, restored.summary.queues
-    messages = count_noun(sum(each.persistent for each in queues.values()), "persistent message")
+    manifest = restored.manifest
     terminal.echo(
-        f"{new} has the state after batch {manifest.batch:,}, of {manifest.made}: {messages} in "
-        f"{count_noun(len(queues), 'queue')}. Its identity is {restored.identity}; that of {backup} was "
-        f"{manifest.identity}."
+        f"{new} has the state after batch {manifest.batch:,}, of {manifest.made}. Its identity is {restored.identity}; "
+        f"that of {backup} was {manifest.identity}."
     )
     users = " --users FILE" if manifest.users else ""
     if manifest.users:

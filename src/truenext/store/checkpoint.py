@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
@@ -22,7 +22,7 @@ from pathlib import Path
 import lmdb
 
 from truenext.model.batch import NO_MARK, Mark
-from truenext.model.record import TIMER_SIZE
+from truenext.model.record import MESSAGE_KEY_SIZE, TIMER_SIZE
 from truenext.store.changes import apply_pauses
 from truenext.store.checkpoint_format import (
     CLEAN,
@@ -245,6 +245,23 @@ class Checkpoint:
     def write_copy(self, snapshot: lmdb.Transaction[bytes], file: int) -> None:
         """Write the data file as of the snapshot into an open file, such as a pipe, without unused pages."""
         self._env.copyfd(file, compact=True, txn=snapshot)
+
+    def verify(self, verify_record: Callable[[bytes, bytes], None]) -> None:
+        """Read everything. `verify_record` gets key and record of each message and content.
+
+        Raises: StoreError if a value, an order or a count is damaged; what `verify_record` raises
+        """
+        self.read()
+        self.counts()
+        with self._env.begin() as txn:
+            for tables in (self._persistent, self._transient):
+                for key, record in txn.cursor(tables.messages):
+                    # Keys of transients begin with their generation.
+                    verify_record(key[-MESSAGE_KEY_SIZE:], record)
+                for _ in tables.marks.items(txn):
+                    pass
+            for _ in self._timers.items(txn):
+                pass
 
     def file_size(self) -> int:
         """Return the bytes of the data file, unused pages included."""

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from truenext.errors import ConfigurationError, StoreError
+from truenext.model.record import verify_record
 from truenext.store import folder
-from truenext.store.check import SalvageSummary, check
+from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, decode_changes
+from truenext.store.check import check
+from truenext.store.checkpoint import Checkpoint
+from truenext.store.journal import Journal, describe_lost_tail
 from truenext.store.manifest import BackupFile, Manifest, read_manifest
 from truenext.store.renewal import renew
 from truenext.store.salvage.damage import Damage
-from truenext.store.store_errors import is_no_space
+from truenext.store.store_errors import STORAGE_ERRORS, damage_error, is_no_space
 
 RESTORING = "restoring"
 
 COPY_BYTES = 1024 * 1024
+
+PIECES_MAX = 8
+"""Number of pieces that may wait for their hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +45,6 @@ class Restored:
     manifest: Manifest
     identity: str
     """New identity of the folder."""
-    summary: SalvageSummary
-    """Content of the folder."""
 
 
 def restore(
@@ -63,7 +71,7 @@ def restore(
             for size in _copy(backup, file, data):
                 copied += size
                 on_progress(copied, manifest.size)
-        summary = _check_store(backup, data, last_history_chunk(data / "history"))
+        _check_store(backup, data, last_history_chunk(data / "history"))
         identity = renew(data)
         (data / "lock").unlink()
         for parent, _, _ in os.walk(data):
@@ -73,7 +81,7 @@ def restore(
             if (data / name).exists():
                 (data / name).rename(new / name)
     folder.sync_folder(new)
-    return Restored(manifest, identity, summary)
+    return Restored(manifest, identity)
 
 
 def _check_target(backup: Path, new: Path) -> None:
@@ -122,12 +130,16 @@ def _copy(backup: Path, file: BackupFile, data: Path) -> Iterator[int]:
         source = (backup / file.name).open("rb", buffering=0)
     except FileNotFoundError as error:
         raise StoreError(f"{backup} is damaged: {file.name} is missing; restore another backup") from error
-    with source, path.open("xb", buffering=0) as target:
+    # Hashes are computed beside the copy, and take longer.
+    with source, path.open("xb", buffering=0) as target, ThreadPoolExecutor(1) as hashing:
         os.fchmod(target.fileno(), 0o600)
+        pending: deque[Future[None]] = deque()
         while piece := source.read(COPY_BYTES):
-            digest.update(piece)
+            pending.append(hashing.submit(digest.update, piece))
             folder.write(target.fileno(), piece, size)
             size += len(piece)
+            if len(pending) > PIECES_MAX:
+                pending.popleft().result()
             yield len(piece)
         os.fsync(target.fileno())
     if size != file.size:
@@ -137,16 +149,45 @@ def _copy(backup: Path, file: BackupFile, data: Path) -> Iterator[int]:
         raise StoreError(f"{backup} is damaged: {file.name} was changed; restore another backup")
 
 
-def _check_store(backup: Path, data: Path, last_history_chunk: tuple[int, int] | None) -> SalvageSummary:
-    """Check the store.
+def _check_store(backup: Path, data: Path, last_history_chunk: tuple[int, int] | None) -> None:
+    """Read everything in the store, and compare it with its checksums.
 
-    Raises: StoreError if it is damaged: it was when the backup was made
+    Raises: StoreError if the store is damaged: it was when the backup was made
     """
-    found: list[Damage] = []
-    summary = check(data, found.append, lambda done, total: None, last_history_chunk=last_history_chunk)
-    if found:
+    try:
+        _read_store(data, last_history_chunk)
+    except (StoreError, *STORAGE_ERRORS) as error:
+        # Slower, and names all that is damaged.
+        found: list[Damage] = []
+        check(data, found.append, lambda done, total: None, last_history_chunk=last_history_chunk)
         others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        what = f"{found[0]}{others}" if found else str(error)
         raise StoreError(
-            f"the store in {backup} was damaged when it was copied: {found[0]}{others}; restore an earlier backup"
-        )
-    return summary
+            f"the store in {backup} was damaged when it was copied: {what}; restore an earlier backup"
+        ) from error
+
+
+def _read_store(data: Path, last_history_chunk: tuple[int, int] | None) -> None:
+    with closing(Checkpoint(data / "lmdb", may_be_new=False)) as checkpoint:
+        checkpoint.verify(verify_record)
+        position = checkpoint.read()[1]
+        (data / "journal").mkdir(mode=0o700, exist_ok=True)
+        journal = Journal(data / "journal", salt=checkpoint.salt, segment_bytes=checkpoint.segment_bytes)
+    history = b""
+    with closing(journal):
+        for _, _, payload in journal.replay(position):
+            history = _verify_frame(payload) or history
+        lost = describe_lost_tail(journal.last_frame_number, position.durable_frame, history, last_history_chunk)
+    if lost:
+        raise damage_error("journal", lost, data)
+
+
+def _verify_frame(payload: memoryview) -> bytes:
+    """Verify the records in a frame, and return its history."""
+    changes = decode_changes(payload)
+    at = PUTS_OFFSET
+    for key, size in chain(changes.puts, changes.transient_puts):
+        at += PUT_HEADER_BYTES
+        verify_record(key, bytes(payload[at : at + size]))
+        at += size
+    return changes.history
