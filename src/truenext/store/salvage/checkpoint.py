@@ -33,12 +33,13 @@ from truenext.store.checkpoint_format import (
     MessageTableNames,
     decode_position,
     decode_recovered,
+    format_error,
     initial_meta,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_file import TREE_BYTES, LmdbEntry, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
 from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane, find_record_damage
-from truenext.store.store_errors import empty_folder_error, format_error
+from truenext.store.store_errors import empty_folder_error
 
 UNMATCHED_MARKS_MAX = 100_000
 """Largest number of marks without a message that a salvage keeps in memory, as it may still find their messages."""
