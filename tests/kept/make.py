@@ -14,7 +14,6 @@
 Source: docs/decisions/0105-upgrade.md
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -25,11 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
-
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.openwire.test_raw_connections import JmsClient
+from tests.kept import flows
 from tests.kept.contents import contents_of
 from tests.spark.sink import small_write
 from tests.spark.source.small_query import SmallQuery
@@ -77,7 +74,8 @@ def make(place: Path) -> None:
             connection.send("/queue/of.users", "of a user", producer="till", number=3)
             connection.send("/queue/of.users", "without a number")
     run(place, "history", "export", "data", "--out", "parquet")
-    initiate(place)
+    # Left in the outbox: no process runs that could send it.
+    flows.main("initiate", f"sqlite:///{place}/service.db", "")
     run(place, "stages", "check", "tests.kept.service:app", "interface.json", "--write")
     (place / "expected.json").write_text(json.dumps(contents_of(place / "data"), indent=1))
     for each in ("broker.out", "broker.log"):
@@ -221,30 +219,11 @@ def make_user(place: Path) -> None:
 
 
 def run_service(place: Path, broker: BrokerProcess) -> None:
-    from tests.kept.service import app, place as place_order
+    database = f"sqlite:///{place}/service.db"
+    apply_schema(database)
+    for action in ("initiate", "run"):
+        flows.main(action, database, broker.url)
 
-    apply_schema(f"sqlite:///{place}/service.db")
-
-    app.broker = broker.url
-
-    async def flows() -> None:
-        async with app.running() as service:
-            async with service.initiate() as initiation:
-                initiation.send(place_order, "an order", trace="kept order")
-            await asyncio.sleep(2)
-
-    asyncio.run(flows())
-
-
-def initiate(place: Path) -> None:
-    """Leave a unit in the outbox: no process runs that could send it."""
-    from tests.kept.service import app, place as place_order
-
-    engine = create_engine(f"sqlite:///{place}/service.db")
-    with Session(engine) as session, session.begin():
-        with app.initiate(session, key="o2") as initiation:
-            initiation.send(place_order, "not sent", trace="kept unsent")
-    engine.dispose()
 
 
 if __name__ == "__main__":

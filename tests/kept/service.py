@@ -1,20 +1,27 @@
-"""Service whose database, events and interface are kept. `FOLDER` is where it has them."""
+"""Service whose database, events and interface are kept. The environment says where they are."""
 
+import asyncio
 import os
-from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from truenext.stage import Flow, Service
 
-FOLDER = Path(os.environ.get("TRUENEXT_KEPT", "."))
+FOLDER = os.environ.get("TRUENEXT_KEPT", ".")
 
-app = Service("kept", database=f"sqlite:///{FOLDER}/service.db", exactly_once=True, events=FOLDER / "stages")
+app = Service(
+    "kept",
+    broker=os.environ.get("TRUENEXT_KEPT_BROKER"),
+    database=os.environ.get("TRUENEXT_KEPT_DATABASE", f"sqlite:///{FOLDER}/service.db"),
+    exactly_once=True,
+    events=f"{FOLDER}/stages",
+)
+shipped = asyncio.Event()
 
 
 @app.terminator("kept.ship", str)
 async def ship(order: str) -> None:
-    pass
+    shipped.set()
 
 
 @app.terminator("kept.place", str)
