@@ -181,7 +181,7 @@ def test_a_store_of_a_format_that_is_not_read_is_refused_by_its_number_and_left_
     before = files(folder)
     advice = {
         True: "use the version that wrote it, or a later one",
-        False: "use the version that wrote it, or convert it with one in between (docs/upgrade.md)",
+        False: "use the version that wrote it, or let a broker convert it that reads both (docs/upgrade.md)",
     }[found > FORMAT_VERSION]
     refusal = (
         f"the store in {folder} has format {found}; this truenext reads format 12: {advice}, or name another data "

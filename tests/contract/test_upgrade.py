@@ -4,8 +4,9 @@ The earlier formats are those of made_formats.py.
 """
 
 import random
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from tests.contract import made_formats
 from tests.contract.crashing import Held, Tried, crash_everywhere, folder_for, live
 from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.made_formats import FIRST_STEP, LAST_STEP, Contents, format_of, make_earlier, read_all
-from tests.contract.simulated_disk import Disk, Recorder, Walk
+from tests.contract.simulated_disk import Disk, Recorder, Walk, quick_folder
 from tests.contract.test_crash_points import CRASHES, SEED
 from truenext.errors import StoreError
 from truenext.store import folder as store_folder
 from truenext.store.check import check
-from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT_VERSION, UNFINISHED
+from truenext.store.checkpoint_format import DATABASES_MAX, FORMAT, FORMAT_VERSION, UNFINISHED
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.upgrade import upgrade as module
 from truenext.store.upgrade.steps import STEPS
@@ -148,9 +149,11 @@ def test_log_says_when_an_upgrade_begins_how_far_it_is_and_when_it_ends(
 # Crashes
 
 
-@pytest.mark.parametrize("format_number", EARLIER)
-def test_upgrade_that_is_cut_at_every_write_ends_as_one_folder_or_the_other(format_number: int) -> None:
-    """C30.3: the earlier format is whole, or the upgrade goes on to this one."""
+def states_after_cuts(format_number: int) -> Counter[str]:
+    """Cut an upgrade at every write, and let it go on. Return the number of disks by their states.
+
+    Raises: AssertionError if a disk has neither folder
+    """
     with earlier_folder(format_number) as (folder, after):
         before = read_all(folder)
         disk = disk_of(folder, Disk())
@@ -158,16 +161,65 @@ def test_upgrade_that_is_cut_at_every_write_ends_as_one_folder_or_the_other(form
         with recorder.recording():
             upgrade_only(folder)
         recorder.check(folder)
-    walk = Walk(disk)
-    rng = random.Random(1)
-    found = Counter(cut_state(one, before, after) for one in walk.states(rng, 8))
-    for operation in recorder.operations:
-        walk.do(operation)
+    walk, rng = Walk(disk), random.Random(1)
+    found: Counter[str] = Counter()
+    for operation in [None, *recorder.operations]:
+        if operation is not None:
+            walk.do(operation)
         found.update(cut_state(one, before, after) for one in walk.states(rng, 8))
-    between = len(after[b"marks"]) // 2 if format_number == LAST_STEP.source else len(after[b"timers"]) // 2
+    return found
+
+
+@pytest.mark.parametrize("format_number", EARLIER)
+def test_upgrade_that_is_cut_at_every_write_ends_as_one_folder_or_the_other(format_number: int) -> None:
+    """C30.3: the earlier format is whole, or the upgrade goes on to this one."""
+    found = states_after_cuts(format_number)
     assert found["before"] >= 1
-    assert found["between"] > between
+    assert found["between"] > 5
     assert found["after"] >= 1
+
+
+def the_folder_is_not_marked(patch: pytest.MonkeyPatch) -> None:
+    begin = module._StepRun.begin
+
+    def unmarked(one: module._StepRun) -> None:
+        begin(one)
+        with one._env.begin(write=True) as txn:
+            one._meta.put(txn, b"format", FORMAT.pack(one._step.source))
+
+    patch.setattr(module._StepRun, "begin", unmarked)
+
+
+def the_format_is_set_at_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "UNFINISHED", 0)
+
+
+def the_position_moves_after_the_entries(patch: pytest.MonkeyPatch) -> None:
+    put, convert_piece = module._StepRun._put_position, module._StepRun._convert_piece
+
+    def convert_first(one: module._StepRun) -> module.Position | None:
+        late: list[module.Position] = []
+        with pytest.MonkeyPatch.context() as own:
+            own.setattr(one, "_put_position", lambda _, position: late.append(position), raising=False)
+            convert_piece(one)
+        for position in late:
+            with one._env.begin(write=True) as txn:
+                put(one, txn, position)
+        return late[0] if late else None
+
+    patch.setattr(module._StepRun, "_convert_piece", convert_first)
+
+
+@pytest.mark.parametrize(
+    "plant", [the_folder_is_not_marked, the_format_is_set_at_the_beginning, the_position_moves_after_the_entries]
+)
+def test_a_cut_upgrade_shows_that(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with tempfile.TemporaryDirectory(dir=quick_folder()) as folder:
+        # A disk that has neither folder is kept; here it is meant to.
+        monkeypatch.setenv("TMPDIR", folder)
+        with pytest.raises((AssertionError, StoreError)):
+            states_after_cuts(LAST_STEP.source)
 
 
 def cut_state(disk: Disk, before: Contents, after: Contents) -> str:

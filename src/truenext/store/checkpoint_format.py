@@ -208,7 +208,7 @@ def format_error(data: Path, found: int, expected: int) -> StoreError:
     advice = (
         "use the version that wrote it, or a later one"
         if found > expected
-        else "use the version that wrote it, or convert it with one in between (docs/upgrade.md)"
+        else "use the version that wrote it, or let a broker convert it that reads both (docs/upgrade.md)"
     )
     return StoreError(
         f"the store in {data} has format {found}; this truenext reads format {expected}: {advice}, or name another "
