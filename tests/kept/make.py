@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.contract.made_formats import read_all
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.kept import flows
@@ -51,7 +52,7 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))
         with tarfile.open(archive, "w:xz", preset=9) as tar:
-            tar.add(place, "", filter=lambda each: None if Path(each.name).name in LEFT_OUT else each)
+            tar.add(place, ".", filter=lambda each: None if Path(each.name).name in LEFT_OUT else each)
     print(f"{archive} has {archive.stat().st_size:,} bytes")
 
 
@@ -67,6 +68,11 @@ def make(place: Path) -> None:
         use_jms(broker)
         (place / "query.json").write_text(json.dumps(use_spark(broker)))
         run_service(place, broker)
+    # Transient messages are stored when a broker stops.
+    with running(place) as broker:
+        fill_checkpoint(broker)
+    databases = read_all(place / "data")
+    assert all(databases.values()), f"the checkpoint has nothing in {[name for name in databases if not databases[name]]}"
     make_user(place)
     with running(place, "--users", str(place / "users.toml")) as broker:
         password = (place / "password").read_text().strip()
@@ -76,7 +82,7 @@ def make(place: Path) -> None:
     run(place, "history", "export", "data", "--out", "parquet")
     # Left in the outbox: no process runs that could send it.
     flows.main("initiate", f"sqlite:///{place}/service.db", "")
-    run(place, "stages", "check", "tests.kept.service:app", "interface.json", "--write")
+    run(place, "stages", "check", "tests.kept.service:app", "--against", "interface.json", "--write")
     (place / "expected.json").write_text(json.dumps(contents_of(place / "data"), indent=1))
     for each in ("broker.out", "broker.log"):
         (place / each).unlink(missing_ok=True)
@@ -103,11 +109,6 @@ def run(place: Path, *arguments: str) -> None:
 
 def fill_queues(broker: BrokerProcess) -> None:
     with blocking.connect(broker.url) as connection:
-        # More than the journal holds; some are taken again.
-        connection.send_many("/queue/filled", [f"{number} {'x' * 500}" for number in range(600)])
-        with connection.consumer("/queue/filled") as consumer:
-            for _ in range(50):
-                consumer.receive(5)
         for priority in range(10):
             connection.send("/queue/orders", f"persistent {priority}", priority=priority, headers={"Colour": "a:b\n"})
             connection.send("/queue/orders", f"transient {priority}", priority=priority, persistent=False)
@@ -128,9 +129,21 @@ def fill_queues(broker: BrokerProcess) -> None:
     broker.output_of("pause", "paused")
 
 
+def fill_checkpoint(broker: BrokerProcess) -> None:
+    """Send more than the journal holds, so that all that was there before is in the checkpoint."""
+    with blocking.connect(broker.url) as connection:
+        for number in range(25):
+            connection.send_many("/queue/filled", [f"{number} {'x' * 500}" for _ in range(24)])
+        with connection.consumer("/queue/filled") as consumer:
+            for _ in range(50):
+                consumer.receive(5)
+
+
 def fail_messages(broker: BrokerProcess) -> None:
     with blocking.connect(broker.url) as connection:
-        connection.send_many("/queue/failing", ["nacked", "delayed", "rejected", "lost"])
+        connection.send_many("/queue/failing", ["nacked", "delayed", "rejected"])
+        connection.send("/queue/failing", "transient", persistent=False)
+        connection.send("/queue/failing", "lost")
         with connection.consumer("/queue/failing", ack="individual", prefetch=1) as consumer:
             nacked = consumer.receive(5)
             assert nacked is not None
@@ -144,6 +157,9 @@ def fail_messages(broker: BrokerProcess) -> None:
             rejected = consumer.receive(5)
             assert rejected is not None
             rejected.reject(cause="no such customer")
+            transient = consumer.receive(5)
+            assert transient is not None
+            transient.nack(delay=7 * 24 * 3600)
     client = broker.connect()
     client.send_frame("SUBSCRIBE", {"id": "s", "destination": "/queue/failing", "ack": "client-individual"})
     assert client.message().body == b"lost"
@@ -176,8 +192,9 @@ def send_numbered(broker: BrokerProcess) -> None:
     with blocking.connect(broker.url) as connection:
         connection.send("/queue/numbered", "send 7", producer="sender", number=7)
         with connection.session(transacted=True) as session:
-            session.send("/queue/numbered", "commit 3")
-            session.commit(producer="committer", number=3)
+            for number in (1, 2, 3):
+                session.send("/queue/numbered", f"commit {number}")
+                session.commit(producer="committer", number=number)
 
 
 def use_jms(broker: BrokerProcess) -> None:

@@ -11,7 +11,7 @@ FOLDER = os.environ.get("TRUENEXT_KEPT", ".")
 
 app = Service(
     "kept",
-    broker=os.environ.get("TRUENEXT_KEPT_BROKER"),
+    broker=os.environ.get("TRUENEXT_KEPT_BROKER") or "stomp://127.0.0.1:61613",
     database=os.environ.get("TRUENEXT_KEPT_DATABASE", f"sqlite:///{FOLDER}/service.db"),
     exactly_once=True,
     events=f"{FOLDER}/stages",

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tests.stages.outbox.test_producers import Processes, made, numbers_of, on
 from truenext.errors import ConfigurationError
+from truenext.stage.core.outbox_unit import OutboxProducer
 from truenext.stage.sql import apply_schema, outbox_report, tables
 from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.stage.sql.tables import VERSION
@@ -32,6 +33,11 @@ def version(number: int, *additions: str) -> Iterator[None]:
         yield
 
 
+async def commit(both: Processes, producer: OutboxProducer) -> None:
+    await both.commit(producer.next_commit)
+    producer.last_number += 1
+
+
 def versions_in(url: str) -> list[int]:
     engine = sa.create_engine(address_of(url).for_threads)
     try:
@@ -45,7 +51,7 @@ def test_processes_of_both_versions_use_tables_that_were_extended(database: str)
     async def work(both: Processes) -> None:
         before, after = both.first, both.second
         producer = await made(before)
-        await both.commit(producer.next_commit)
+        await commit(both, producer)
         with version(VERSION + 1, ADDITION):
             with pytest.raises(ConfigurationError, match=r"extend them with `truenext stages schema SERVICE --apply`"):
                 await after.check_tables()
@@ -54,11 +60,11 @@ def test_processes_of_both_versions_use_tables_that_were_extended(database: str)
             await after.check_tables()
             assert await numbers_of(after, producer) == [1]
             newer = await made(after)
-            await both.commit(newer.next_commit)
+            await commit(both, newer)
             assert outbox_report(database, "shop", with_inbox=True) is not None
         await before.check_tables()
         await before.create_tables()
-        await both.commit(producer.next_commit)
+        await commit(both, producer)
         assert await numbers_of(before, producer) == [1, 2]
         assert await numbers_of(before, newer) == [1]
         assert versions_in(database) == [VERSION, VERSION + 1]

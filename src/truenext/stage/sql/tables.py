@@ -296,6 +296,9 @@ def apply_schema(url: str) -> AppliedSchema:
         for attempt in range(APPLY_MAX):
             try:
                 with engine.begin() as connection:
+                    if connection.dialect.name == "sqlite":
+                        # By itself the driver begins no transaction before a statement that changes tables.
+                        connection.exec_driver_sql("BEGIN IMMEDIATE")
                     return AppliedSchema(str(address), *create_tables(connection))
             except DBAPIError as error:
                 if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in _RETRIED:
