@@ -37,7 +37,7 @@ from truenext.store.checkpoint_format import (
 )
 from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.embedded import EmbeddedStore
-from truenext.store.upgrade import upgrade
+from truenext.store.upgrade import steps
 from truenext.store.upgrade.steps import Conversion, Entry, Step
 
 TARGET = 3.0
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve", type=Path, metavar="DATA", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve is not None:
-        upgrade.STEPS = (_step(),)
+        steps.STEPS = (_step(),)
         truenext([*_SERVE, str(options.serve)])
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
         data = Path(folder) / "data"

@@ -16,7 +16,7 @@ import pytest
 
 from truenext.store.checkpoint_format import DATABASES, FORMAT, FORMAT_VERSION
 from truenext.store.checksummed import add_checksum, remove_checksum
-from truenext.store.upgrade import upgrade
+from truenext.store.upgrade import steps
 from truenext.store.upgrade.steps import Conversion, Entry, Step
 
 MARK = struct.Struct(">II")
@@ -68,12 +68,12 @@ LAST_STEP = Step(
 
 STEPS = (FIRST_STEP, LAST_STEP)
 
-assert FORMAT_VERSION == LAST_STEP.target
+assert LAST_STEP.target == FORMAT_VERSION
 
 
 def read_made_formats(patch: pytest.MonkeyPatch) -> None:
     """Let a broker read folders of the made formats."""
-    patch.setattr(upgrade, "STEPS", STEPS)
+    patch.setattr(steps, "STEPS", STEPS)
 
 
 def read_all(folder: Path) -> Contents:

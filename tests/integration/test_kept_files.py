@@ -80,7 +80,12 @@ def test_broker_delivers_what_a_kept_data_folder_has(kept_broker: BrokerProcess)
         with connection.session(transacted=True) as session:
             session.send("/queue/numbered", "commit 3 again")
             assert not session.commit(producer="committer", number=3)
-        assert [each.text for each in connection.browse("/queue/numbered")] == ["send 7", "commit 1", "commit 2", "commit 3"]
+        assert [each.text for each in connection.browse("/queue/numbered")] == [
+            "send 7",
+            "commit 1",
+            "commit 2",
+            "commit 3",
+        ]
     for name in ("one", "two"):
         with (
             blocking.connect(broker.url, client_id=name) as connection,

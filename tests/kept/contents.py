@@ -3,8 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from truenext.model.record import CONTENTS_LANE_KEY, SCHEDULED_TIMERS, decode_record, split_lane_key, split_message_key
-from truenext.model.record import split_scheduled_timer, split_timer
+from truenext.model.record import (
+    CONTENTS_LANE_KEY,
+    SCHEDULED_TIMERS,
+    decode_record,
+    split_lane_key,
+    split_message_key,
+    split_scheduled_timer,
+    split_timer,
+)
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered, UndecodedMessage
 

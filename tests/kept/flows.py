@@ -1,7 +1,7 @@
 """Flows of service.py, in a process of one version.
 
-    python -m tests.kept.flows initiate DATABASE URL     leaves a flow in the outbox
-    python -m tests.kept.flows run DATABASE URL          runs the stages until a flow has ended
+python -m tests.kept.flows initiate DATABASE URL     leaves a flow in the outbox
+python -m tests.kept.flows run DATABASE URL          runs the stages until a flow has ended
 """
 
 import asyncio

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.contract.made_formats import read_all
 from tests.integration.broker_process import BrokerProcess
@@ -72,7 +73,9 @@ def make(place: Path) -> None:
     with running(place) as broker:
         fill_checkpoint(broker)
     databases = read_all(place / "data")
-    assert all(databases.values()), f"the checkpoint has nothing in {[name for name in databases if not databases[name]]}"
+    assert all(databases.values()), (
+        f"the checkpoint has nothing in {[name for name in databases if not databases[name]]}"
+    )
     make_user(place)
     with running(place, "--users", str(place / "users.toml")) as broker:
         password = (place / "password").read_text().strip()
@@ -203,7 +206,7 @@ def use_jms(broker: BrokerProcess) -> None:
     client.close()
 
 
-def use_spark(broker: BrokerProcess) -> list[object]:
+def use_spark(broker: Any) -> list[object]:
     """Leave bundles, a mark, drafts and a decision in the broker. Return the offsets of the query."""
     with blocking.connect(broker.url) as connection:
         connection.send_many("/queue/for.spark", [f"row {number}" for number in range(5)])
@@ -224,9 +227,9 @@ def use_spark(broker: BrokerProcess) -> list[object]:
 
 
 def make_user(place: Path) -> None:
+    grants = ("--send", "of.>", "--take", "of.>")
     text = subprocess.run(
-        [sys.executable, "-m", "truenext", "user", "add", "shop", "--users", "users.toml"]
-        + ["--send", "of.>", "--take", "of.>", "--generate"],
+        [sys.executable, "-m", "truenext", "user", "add", "shop", "--users", "users.toml", *grants, "--generate"],
         cwd=place,
         check=True,
         capture_output=True,
@@ -240,7 +243,6 @@ def run_service(place: Path, broker: BrokerProcess) -> None:
     apply_schema(database)
     for action in ("initiate", "run"):
         flows.main(action, database, broker.url)
-
 
 
 if __name__ == "__main__":

@@ -97,9 +97,9 @@ def test_tables_of_two_versions_before_are_not_extended(database: str) -> None:
 
 def test_addition_that_fails_leaves_the_tables_as_they_were(database: str) -> None:
     apply_schema(database)
-    with version(VERSION + 1, ADDITION, "ALTER TABLE truenext_nothing ADD COLUMN note VARCHAR(20)"):
-        with pytest.raises(DatabaseUnavailable):
-            apply_schema(database)
+    failing = "ALTER TABLE truenext_nothing ADD COLUMN note VARCHAR(20)"
+    with version(VERSION + 1, ADDITION, failing), pytest.raises(DatabaseUnavailable):
+        apply_schema(database)
     assert versions_in(database) == [VERSION]
     with version(VERSION + 1, ADDITION):
         assert apply_schema(database).is_extended

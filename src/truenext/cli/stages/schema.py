@@ -12,7 +12,9 @@ from truenext.cli.stages.service_loader import database_option, load_with_databa
 @service_argument
 @database_option
 @click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that create all tables, and do nothing.")
-@click.option("--apply", "applies", is_flag=True, help="Create tables that are missing, and extend those of the version before.")
+@click.option(
+    "--apply", "applies", is_flag=True, help="Create tables that are missing, and extend those of the version before."
+)
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
     """Print or create the tables of inbox and outbox.
 

@@ -208,10 +208,8 @@ def check_versions(found: Collection[int]) -> None:
             "`truenext stages schema SERVICE --apply`"
         )
     newest = max(found)
-    if newest > VERSION:
-        advice = "update truenext"
-    else:
-        advice = _EXTEND_TABLES if _can_extend(found) else _REPLACE_TABLES
+    to_newer = _EXTEND_TABLES if _can_extend(found) else _REPLACE_TABLES
+    advice = "update truenext" if newest > VERSION else to_newer
     raise ConfigurationError(
         f"the tables in the database have version {newest}, and this truenext works with version {VERSION}: {advice}"
     )

@@ -29,7 +29,8 @@ from truenext.store.checkpoint_format import FORMAT, PERSISTENT_TABLES, TRANSIEN
 from truenext.store.checksummed import ChecksummedDatabase, add_checksum, remove_checksum
 from truenext.store.pieces import split_into_pieces
 from truenext.store.store_errors import damage_error
-from truenext.store.upgrade.steps import STEPS, Conversion, Entry, Step
+from truenext.store.upgrade import steps
+from truenext.store.upgrade.steps import Conversion, Entry, Step
 
 logger = logging.getLogger(__name__)
 
@@ -70,29 +71,28 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 _decode_position = msgspec.msgpack.Decoder(Position).decode
 
 
-def upgrade(env: lmdb.Environment, data: Path, steps: tuple[Step, ...] | None = None) -> None:
-    """Convert the checkpoint `env` of the data folder `data`, as far as `steps` lead on from its format; None means
-    STEPS. To be called before anything else reads the checkpoint.
+def upgrade(env: lmdb.Environment, data: Path) -> None:
+    """Convert the checkpoint `env` of the data folder `data`, as far as STEPS lead on from its format. To be called
+    before anything else reads the checkpoint.
 
     Raises: StoreError if the disk has too little space, or a value is damaged; lmdb.Error, OSError if LMDB or the disk
     fails
     """
-    steps = STEPS if steps is None else steps
-    while (found := _find_step(env, data, steps)) is not None:
+    while (found := _find_step(env, data)) is not None:
         step, is_begun = found
         run = _StepRun(env, data, step)
         extra = {"folder": str(data), "before": step.source, "after": step.target}
         # Warnings, because an upgrade takes time, and the version before refuses the folder from now on.
         logger.warning("converting the data folder to another format", extra=extra)
         if not is_begun:
-            _check_space(env, data, [each for each in steps if each.source >= step.source])
+            _check_space(env, data, [each for each in steps.STEPS if each.source >= step.source])
             run.check()
             run.begin()
         run.go_on()
         logger.warning("the data folder was converted to another format", extra=extra)
 
 
-def _find_step(env: lmdb.Environment, data: Path, steps: tuple[Step, ...]) -> tuple[Step, bool] | None:
+def _find_step(env: lmdb.Environment, data: Path) -> tuple[Step, bool] | None:
     """Return the step that the folder needs next, and whether it has begun; None if there is none."""
     # A transaction that may write, as everywhere here: LMDB closes databases that a read transaction has opened.
     with env.begin(write=True) as txn:
@@ -106,26 +106,27 @@ def _find_step(env: lmdb.Environment, data: Path, steps: tuple[Step, ...]) -> tu
             return None
         number = int.from_bytes(meta.need(txn, b"format"))
         source = _decode_position(meta.need(txn, POSITION)).source if number & UNFINISHED else number
-    for step in steps:
+    for step in steps.STEPS:
         if step.source == source and number in (source, step.target | UNFINISHED):
             return step, number != source
     return None
 
 
-def _check_space(env: lmdb.Environment, data: Path, steps: list[Step]) -> None:
+def _check_space(env: lmdb.Environment, data: Path, needed_steps: list[Step]) -> None:
     with env.begin(write=True) as txn:
         pages = 0
-        for name in {conversion.database for step in steps for conversion in step.conversions}:
+        for name in {conversion.database for step in needed_steps for conversion in step.conversions}:
             if txn.get(name) is not None:
                 stat = txn.stat(env.open_db(name, txn=txn, create=False))
                 pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         needed = SPACE_FACTOR * (pages * txn.stat()["psize"] + 2 * PIECE_BYTES)
     free = folder.free_bytes(data)
     if free < needed:
+        before, after = needed_steps[0].source, needed_steps[-1].target
         raise StoreError(
-            f"the data folder {data} has format {steps[0].source}, and must be converted to format {steps[-1].target}: "
-            f"this needs {format_size(needed)} of free disk space, and {format_size(free)} are free. Nothing was "
-            "changed: free disk space, then start the broker again"
+            f"the data folder {data} has format {before}, and must be converted to format {after}: this needs "
+            f"{format_size(needed)} of free disk space, and {format_size(free)} are free. Nothing was changed: free "
+            "disk space, then start the broker again"
         )
 
 
