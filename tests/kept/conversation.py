@@ -6,6 +6,7 @@ It uses nothing but what every kept version of truenext has. `EXPECTED` are the 
 """
 
 import sys
+import time
 from collections.abc import Iterator
 
 from truenext import blocking
@@ -27,6 +28,10 @@ EXPECTED = [
     "expired: None",
     "numbered: once",
 ]
+
+
+TTL_S = 1.0
+"""Time to live of a message that expires, long enough for a loaded machine to send it."""
 
 
 def converse(url: str, queue: str) -> Iterator[str]:
@@ -93,7 +98,8 @@ def converse(url: str, queue: str) -> Iterator[str]:
         connection.send(address, "late", delay=0.1)
         with connection.consumer(address) as consumer:
             yield f"delayed: {take(consumer).text}"
-            connection.send(f"{address}.expired", "expired", ttl=0.001)
+            connection.send(f"{address}.expired", "expired", ttl=TTL_S)
+            time.sleep(TTL_S)
         with connection.consumer(f"{address}.expired") as consumer:
             yield f"expired: {consumer.receive(0.2)}"
         for _ in range(2):
