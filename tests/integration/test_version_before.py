@@ -1,7 +1,7 @@
 """Tests of this version beside the one before (C30.8).
 
 `make before BEFORE=REVISION` runs them: what is before is a revision of git. In `make test` the program that talks to a
-broker of another version talks to one of its own.
+broker of another version talks to one of its own, and what it has said in earlier versions is played.
 """
 
 import io
@@ -17,10 +17,12 @@ from typing import IO
 
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
-from tests.kept.conversation import EXPECTED, converse
+from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
+from tests.integration.foreign.recording import Player
+from tests.kept.conversation import EXPECTED, EXPECTED_FURTHER, converse, converse_further
 
 ROOT = Path(__file__).parents[2]
+RECORDINGS = sorted((ROOT / "tests/kept").glob("conversation-*.txt"))
 REVISION = os.environ.get("TRUENEXT_BEFORE")
 
 needs_before = pytest.mark.skipif(REVISION is None, reason="TRUENEXT_BEFORE names no revision: make before")
@@ -71,23 +73,38 @@ def _await_url(output: IO[str] | None) -> str:
 
 def test_client_and_broker_of_this_version_find_what_is_expected(broker: BrokerProcess, queue: str) -> None:
     assert list(converse(broker.url, queue)) == EXPECTED
+    assert list(converse_further(broker.url, queue)) == EXPECTED_FURTHER
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda each: each.stem)
+def test_broker_answers_a_recorded_client_of_an_earlier_version(own_broker: BrokerProcess, recording: Path) -> None:
+    """C30.8."""
+    Player(own_broker.port, "q", PATIENCE_SECONDS).play(recording.read_text())
 
 
 @needs_before
-def test_client_of_the_version_before_works_with_this_broker(source_before: Path) -> None:
+def test_client_of_the_version_before_works_with_a_broker_of_this_version(source_before: Path) -> None:
     with broker_of(ROOT / "src", "--memory") as url:
-        assert output_of(source_before, "-m", "tests.kept.conversation", url, "q").splitlines() == EXPECTED
+        assert (
+            output_of(source_before, "-m", "tests.kept.conversation", url, "q").splitlines()
+            == EXPECTED + EXPECTED_FURTHER
+        )
 
 
 @needs_before
-def test_this_client_works_with_a_broker_of_the_version_before(source_before: Path) -> None:
+def test_client_of_this_version_works_with_a_broker_of_the_version_before(source_before: Path) -> None:
     with broker_of(source_before, "--memory") as url:
-        assert output_of(ROOT / "src", "-m", "tests.kept.conversation", url, "q").splitlines() == EXPECTED
+        assert (
+            output_of(ROOT / "src", "-m", "tests.kept.conversation", url, "q").splitlines()
+            == EXPECTED + EXPECTED_FURTHER
+        )
         assert json.loads(output_of(ROOT / "src", "-m", "truenext", "queues", "--url", url, "--json")) is not None
 
 
 @needs_before
-def test_this_broker_goes_on_with_the_folder_of_the_version_before(source_before: Path, tmp_path: Path) -> None:
+def test_broker_of_this_version_goes_on_with_a_folder_of_the_version_before(
+    source_before: Path, tmp_path: Path
+) -> None:
     """C30.2."""
     data = str(tmp_path / "data")
     with broker_of(source_before, "--data", data) as url:

@@ -2,12 +2,13 @@
 
     python -m tests.kept.conversation URL QUEUE      prints a line for each thing that it has found
 
-It uses nothing but what every kept version of truenext has. `EXPECTED` are the lines.
+It uses nothing but what every kept version of truenext has. `EXPECTED` and `EXPECTED_FURTHER` are the lines.
 """
 
 import sys
 import time
 from collections.abc import Iterator
+from threading import Thread
 
 from truenext import blocking
 
@@ -20,15 +21,16 @@ EXPECTED = [
     "committed: moved",
     "committed once: True False",
     "group: a 1, a 2, b 1",
-    "reply: asked, answered",
-    "browsed: 1 2 3",
+    "reply to: asked",
+    "replied: answered, c",
     "without buffer: 1",
     "durable: news",
     "delayed: late",
-    "expired: None",
     "numbered: once",
 ]
 
+
+EXPECTED_FURTHER = ["asked: answered", "browsed: 1 2 3", "expired: None"]
 
 TTL_S = 1.0
 """Time to live of a message that expires, long enough for a loaded machine to send it."""
@@ -36,7 +38,7 @@ TTL_S = 1.0
 
 def converse(url: str, queue: str) -> Iterator[str]:
     address = f"/queue/{queue}"
-    with blocking.connect(url, client_id=queue) as connection:
+    with blocking.connect(url, client_id=queue, heart_beat=0) as connection:
         connection.send(address, "low", priority=1)
         connection.send(address, "high", priority=8)
         connection.send(address, "transient", priority=0, persistent=False)
@@ -78,12 +80,17 @@ def converse(url: str, queue: str) -> Iterator[str]:
         with connection.consumer(address) as consumer:
             yield f"group: {', '.join(take(consumer).text for _ in range(3))}"
 
-        with connection.consumer(address) as consumer, blocking.connect(url) as asking:
-            reply = blocking_request(asking, address, consumer, connection)
-            yield f"reply: {reply}"
+        answers = f"{address}.answers"
+        connection.send(address, "asked", reply_to=answers, correlation_id="c")
+        with connection.consumer(address) as consumer:
+            message = take(consumer)
+            connection.reply(message, "answered")
+            yield f"reply to: {message.text}"
+        with connection.consumer(answers) as consumer:
+            message = take(consumer)
+            yield f"replied: {message.text}, {message.headers['correlation-id']}"
 
         connection.send_many(address, ["1", "2", "3"])
-        yield f"browsed: {' '.join(each.text for each in connection.browse(address))}"
         with connection.consumer(address, prefetch=0) as consumer:
             yield f"without buffer: {take(consumer).text}"
             consumer.receive_many(2, 5)
@@ -98,10 +105,6 @@ def converse(url: str, queue: str) -> Iterator[str]:
         connection.send(address, "late", delay=0.1)
         with connection.consumer(address) as consumer:
             yield f"delayed: {take(consumer).text}"
-            connection.send(f"{address}.expired", "expired", ttl=TTL_S)
-            time.sleep(TTL_S)
-        with connection.consumer(f"{address}.expired") as consumer:
-            yield f"expired: {consumer.receive(0.2)}"
         for _ in range(2):
             connection.send(f"{address}.numbered", "once", producer=f"{queue}.sends", number=1)
         with connection.consumer(f"{address}.numbered") as consumer:
@@ -115,25 +118,27 @@ def take(consumer: blocking.Consumer) -> blocking.Message:
     return message
 
 
-def blocking_request(
-    asking: blocking.Connection, address: str, consumer: blocking.Consumer, connection: blocking.Connection
-) -> str:
-    from threading import Thread
-
-    texts = []
+def converse_further(url: str, queue: str) -> Iterator[str]:
+    """Do what takes several connections, or time, so that a recording cannot be played."""
+    address = f"/queue/{queue}"
 
     def answer() -> None:
-        message = take(consumer)
-        texts.append(message.text)
-        connection.reply(message, "answered")
+        with blocking.connect(url) as connection, connection.consumer(address) as consumer:
+            connection.reply(take(consumer), "answered")
 
     thread = Thread(target=answer)
     thread.start()
-    reply = asking.request(address, "asked", timeout=10)
-    thread.join()
-    return f"{texts[0]}, {reply.text}"
+    with blocking.connect(url) as connection:
+        yield f"asked: {connection.request(address, 'asked', timeout=10).text}"
+        thread.join()
+        connection.send_many(address, ["1", "2", "3"])
+        yield f"browsed: {' '.join(each.text for each in connection.browse(address))}"
+        connection.send(f"{address}.expired", "expired", ttl=TTL_S)
+        time.sleep(TTL_S)
+        with connection.consumer(f"{address}.expired") as consumer:
+            yield f"expired: {consumer.receive(0.2)}"
 
 
 if __name__ == "__main__":
-    for line in converse(*sys.argv[1:]):
+    for line in (*converse(*sys.argv[1:]), *converse_further(*sys.argv[1:])):
         print(line, flush=True)
