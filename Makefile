@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -175,7 +175,10 @@ asan: .venv/test ## The codec in C beside the one in Python, under AddressSaniti
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
 
 crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
-	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py
+	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py tests/contract/test_upgrade.py
+
+before: .venv/test ## This version and the one before, client, broker, services and data folder in turns (BEFORE=revision of git)
+	TRUENEXT_BEFORE=$(or $(BEFORE),HEAD) $(PYTEST) tests/integration/test_version_before.py
 
 bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; where the time of a message goes; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)
@@ -209,6 +212,9 @@ bench-due: .venv/spark ## Ten million scheduled sends, and as many that expire, 
 
 bench-inbox: .venv/spark ## Flows that happen once with ten million rows in the inbox; needs 5 GB of disk (INBOX="--inbox-rows N")
 	$(BIN)/python -m bench.flows --only inbox $(INBOX)
+
+bench-upgrade: .venv/spark ## A start that converts a data folder with a million messages, beside a restart; needs 3 GB of disk (UPGRADE="--messages N")
+	$(BIN)/python -m bench.upgrade $(UPGRADE)
 
 lock: ## Write the lock files anew (needs a network)
 	$(PYTHON) -m venv .lock-venv

@@ -35,6 +35,14 @@ from truenext.store.store import Recovered
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
+
+def _made_formats_are_read(patch: "MonkeyPatch") -> None:
+    """Plant no fault, but the earlier formats of made_formats.py, in a process of recorded_process.py."""
+    from tests.contract import try_upgrades
+
+    try_upgrades.plant(patch)
+
+
 # The journal
 
 

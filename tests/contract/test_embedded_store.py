@@ -167,9 +167,10 @@ def write_format(folder: Path, version: int) -> None:
 
 @pytest.mark.parametrize("kind", ["embedded", "checkpointing"])
 @pytest.mark.parametrize("found", [9, 10, 11, 15])
-def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
+def test_a_store_of_a_format_that_is_not_read_is_refused_by_its_number_and_left_alone(
     kind: str, found: int, tmp_path: Path
 ) -> None:
+    """C30.5."""
     assert FORMAT_VERSION == 12
     folder = tmp_path / "data"
     disk = Disk(kind, folder)
@@ -178,9 +179,13 @@ def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
     disk.store.close()
     write_format(folder, found)
     before = files(folder)
+    advice = {
+        True: "use the version that wrote it, or a later one",
+        False: "use the version that wrote it, or let a broker convert it that reads both (docs/upgrade.md)",
+    }[found > FORMAT_VERSION]
     refusal = (
-        f"the store in {folder} has format {found}; this truenext reads format 12: use the version that wrote it, "
-        "or name another data folder"
+        f"the store in {folder} has format {found}; this truenext reads format 12: {advice}, or name another data "
+        "folder"
     )
     for open_folder in (
         lambda: EmbeddedStore(folder),

@@ -50,6 +50,7 @@ from truenext.store.checkpoint_format import (
     decode_recovered,
     encode_paused,
     encode_producer,
+    format_error,
     initial_meta,
     new_identity,
     producer_key,
@@ -61,7 +62,7 @@ from truenext.store.lmdb_metas import is_uninitialized, read_metas
 from truenext.store.message_tables import Marks, MessageTables
 from truenext.store.overlay import SegmentIndex
 from truenext.store.store import Recovered, UndecodedMessage
-from truenext.store.store_errors import copy_error, damage_error, empty_folder_error, format_error, no_copy_error
+from truenext.store.store_errors import copy_error, damage_error, empty_folder_error, no_copy_error
 
 MAP_SIZE = 1 << 40
 """Bytes of address space, which limit the size of the checkpoint. The file only takes the space that its content has
@@ -95,10 +96,11 @@ class Checkpoint:
         segment_bytes: int = SEGMENT_BYTES,
         identity: str = "",
         is_copy: bool = False,
+        upgrade: Callable[[lmdb.Environment], None] = lambda env: None,
     ) -> None:
         """Open the checkpoint. Make a new one if it is missing and `may_be_new`. `segment_bytes` is the segment size
         for a new journal, `identity` the id of a new store; empty means a random one. `is_copy` tells whether the
-        folder is a copy of a log.
+        folder is a copy of a log. `upgrade` converts a checkpoint of an earlier format.
 
         Raises: ConfigurationError if the folder is a copy, and is not opened as one, or the other way round; StoreError
         if the checkpoint is damaged, or another version of truenext wrote it; lmdb.Error, OSError if it cannot be
@@ -121,6 +123,7 @@ class Checkpoint:
         try:
             # A commit in progress when a broker was killed may be in the system's memory only.
             self._env.sync(True)
+            upgrade(self._env)
             with self._env.begin(write=True) as txn:
                 entries = txn.stat()["entries"]
                 if not entries:

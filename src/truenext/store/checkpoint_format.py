@@ -1,6 +1,6 @@
 """Format of the checkpoint in LMDB: its databases, their keys and their values.
 
-Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
+Numbers are big-endian. If you change anything here, increase FORMAT_VERSION, and add a step to upgrade/steps.py.
 
     messages            message key (record.py)             ->  record                      of persistent messages
     transients          generation u32, message key         ->  record                      of transient messages
@@ -24,10 +24,11 @@ Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
                         "clean stop"                        ->  u8      0 or 1
                         "paused"                            ->  queue number u32, of each paused queue, in order
                         "log digest"                        ->  digest of the row of the frame in "frame", see below
+                        "upgrade"                           ->  position of an upgrade, see upgrade/upgrade.py
 
 Contents (record.py) are stored among the messages: persistent contents among persistent messages, transient ones among
 transient messages. All values but the records carry a checksum, see checksummed.py. The keys in meta exist from the
-start.
+start, but for the last two.
 
 All frames up to the number in "durable frame" were durable when the number was stored, and stay durable. So the number
 is never lowered (docs/decisions/0019-damage.md).
@@ -38,7 +39,8 @@ The last cause is left out if it equals the first. Causes are UTF-8.
 
 A transient message counts only if its generation is the one in meta.
 
-Only this format is read. A folder with another format number is rejected before anything in it is changed.
+Only this format is read; a broker converts a folder of one of the two formats before to it (upgrade/steps.py). Any
+other format number is rejected before anything is changed.
 
 A folder that is a copy of a log (log.py) has the number COPY_FORMAT and the key "log digest"; all else is the same. So
 no broker uses a copy without its log, also no broker of an older version. A copy of OLD_COPY_FORMAT becomes one of
@@ -51,10 +53,12 @@ import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
 from truenext.store.store import Recovered
 
@@ -70,6 +74,9 @@ OLD_COPY_FORMAT = 13
 
 LOG_FORMAT = COPY_FORMAT
 """Format of the rows of a log."""
+
+UNFINISHED = 1 << 31
+"""Mark in the format number of a folder that is being converted to the format of the other bits."""
 
 LOG_DIGEST = b"log digest"
 
@@ -194,6 +201,24 @@ def decode_recovered(
         paused=decode_paused(meta[b"paused"]),
         queues={QUEUE.unpack(key)[0]: name.decode() for key, name in queues},
         producers=dict(decode_producer(value) for _, value in producers),
+    )
+
+
+def format_error(data: Path, found: int, expected: int) -> StoreError:
+    """Make the error for the data folder `data` of another format. `found` is the number in its checkpoint."""
+    if found & UNFINISHED:
+        return StoreError(
+            f"the upgrade of the store in {data} to format {found & ~UNFINISHED} was interrupted: start a broker of "
+            "the version that has begun it, which goes on with it, or restore a backup from before"
+        )
+    advice = (
+        "use the version that wrote it, or a later one"
+        if found > expected
+        else "use the version that wrote it, or let a broker convert it that reads both (docs/upgrade.md)"
+    )
+    return StoreError(
+        f"the store in {data} has format {found}; this truenext reads format {expected}: {advice}, or name another "
+        "data folder"
     )
 
 

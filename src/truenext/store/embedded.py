@@ -73,6 +73,7 @@ from truenext.store.store_errors import (
     store_error,
     translated_errors,
 )
+from truenext.store.upgrade.upgrade import upgrade
 
 BEGUN_BYTES_MAX = 512 * 1024
 """Size of a batch above which `begin` leaves the batch to `apply`: the caller of `begin` must not be kept long. Two
@@ -102,7 +103,7 @@ class EmbeddedStore:
 
         Journal and checkpoint may use `disk_limit` bytes, from which `disk_level` follows; None means the whole disk.
         With a `log` the folder is a copy of this log, and is made anew from it if it is missing, damaged or another's.
-        The store closes the log.
+        The store closes the log. A folder of an earlier format is converted, if it is no copy.
 
         The journal keeps the history of a batch until the batch's segment is freed. `sync_history` is called before
         that.
@@ -156,6 +157,7 @@ class EmbeddedStore:
                     map_size=map_size,
                     segment_bytes=segment_bytes,
                     is_copy=is_copy,
+                    upgrade=lambda env: None if is_copy else upgrade(env, path),
                 )
                 resources.callback(self._checkpoint.close)
                 (path / "journal").mkdir(mode=0o700, exist_ok=True)

@@ -121,13 +121,6 @@ def empty_folder_error(data: Path) -> StoreError:
     )
 
 
-def format_error(data: Path, found: int, expected: int) -> StoreError:
-    return StoreError(
-        f"the store in {data} has format {found}; this truenext reads format {expected}: use the version that wrote "
-        "it, or name another data folder"
-    )
-
-
 def copy_error(data: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{data} is a copy of a log in a database: name the database, too (--store), or make it an ordinary folder "

@@ -714,6 +714,29 @@ def test_takeover_of_a_log_in_a_newer_format_is_refused(
     assert rows_of(admin, schema) == rows
 
 
+def test_log_of_the_format_before_is_taken_over_as_it_is_and_then_refused_by_the_version_before(
+    open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C30.6."""
+    before = open_writer()
+    assert before.append(b"of the version before")
+    rows = rows_of(admin, schema)
+    with monkeypatch.context() as patch:
+        for module in (log_module, takeover):
+            patch.setattr(module, "LOG_FORMAT", 16)
+        after = open_writer()
+        assert after.append(b"of this version")
+        assert len(list(after.log.rows_after(empty_state().position))) == len(rows) + 1
+    assert rows_of(admin, schema)[: len(rows)] == rows
+    formats = admin.execute(f"SELECT format FROM {schema}.log ORDER BY number").fetchall()
+    assert formats == [(None,), (14,), (None,), (16,), (None,)]
+    with pytest.raises(StoreError, match="format 16"):
+        list(before.log.rows_after(empty_state().position))
+    after.log.close()
+    with pytest.raises(StoreError, match="has rows of format 16; this truenext reads format 14"):
+        open_writer()
+
+
 def test_rows_in_a_newer_format_are_not_read(
     open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str
 ) -> None:

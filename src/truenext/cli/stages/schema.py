@@ -12,7 +12,9 @@ from truenext.cli.stages.service_loader import database_option, load_with_databa
 @service_argument
 @database_option
 @click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that create all tables, and do nothing.")
-@click.option("--apply", "applies", is_flag=True, help="Create the tables that are missing.")
+@click.option(
+    "--apply", "applies", is_flag=True, help="Create tables that are missing, and extend those of the version before."
+)
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
     """Print or create the tables of inbox and outbox.
 
@@ -30,8 +32,10 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
     if prints_sql:
         terminal.echo(schema_sql(url).rstrip())
         return
-    database_name, created = apply_schema(url)
-    if created:
-        terminal.echo(f"{database_name} now has {', '.join(created)}.")
-    else:
-        terminal.echo(f"{database_name} has all tables already.")
+    applied = apply_schema(url)
+    if applied.is_extended:
+        terminal.echo(f"{applied.database} now has the tables of this version; those of the version before still work.")
+    if applied.created:
+        terminal.echo(f"{applied.database} now has {', '.join(applied.created)}.")
+    elif not applied.is_extended:
+        terminal.echo(f"{applied.database} has all tables already.")

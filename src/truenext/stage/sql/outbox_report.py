@@ -10,7 +10,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.tables import (
-    check_version,
+    check_versions,
     inbox,
     outbox,
     owners,
@@ -71,7 +71,7 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
         engine = create_engine(address.for_threads)
     try:
         with engine.connect() as connection:
-            check_version(connection.execute(select(func.max(schema.c.version))).scalar())
+            check_versions(connection.execute(select(schema.c.version)).scalars().all())
             return _report(connection, service, with_inbox)
     except (SQLAlchemyError, OSError) as error:
         if isinstance(error, DBAPIError) and (text := unusable_table_text(error)):

@@ -34,7 +34,7 @@ from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable, Ou
 from truenext.stage.sql.exactly_once_writer import OUTBOX_COLUMNS
 from truenext.stage.sql.sqlite import READ_ONLY
 from truenext.stage.sql.syntax import SqlSyntax, plain_id
-from truenext.stage.sql.tables import check_version, create_tables, metadata, replies, unusable_table_text
+from truenext.stage.sql.tables import check_versions, create_tables, metadata, replies, unusable_table_text
 
 ALIVE_MS = 15_000
 """Milliseconds for which a process counts as alive after its heartbeat. Even if a living process is wrongly taken for
@@ -110,10 +110,10 @@ class Outbox:
         """
         try:
             async with self._transaction(is_read_only=True) as connection:
-                found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
-                if found is not None:
+                found = (await self._execute(connection, "SELECT version FROM truenext_schema")).scalars().all()
+                if found:
                     # Tables of another version lack columns, too; the version's error says what to do.
-                    check_version(found)
+                    check_versions(found)
                 self.keeps_replies = bool((await self._execute(connection, self._syntax.has_replies)).scalar())
                 for table in metadata.tables.values():
                     if table is replies and not self.keeps_replies:
@@ -126,7 +126,7 @@ class Outbox:
             if isinstance(cause, DBAPIError) and (text := unusable_table_text(cause)):
                 raise ConfigurationError(text) from error
             raise
-        check_version(found)
+        check_versions(found)
 
     async def is_durable(self) -> bool:
         """Return whether commits survive a crash of the database: False if PostgreSQL's synchronous_commit is off.

@@ -6,7 +6,7 @@
     truenext_owners      the processes that run, and until when they count as alive
     truenext_keys        the keys under which flows were started, for 7 days
     truenext_replies     the replies and failures of flows under a key, for 7 days
-    truenext_schema      the version of these tables
+    truenext_schema      a row for each version whose processes may use these tables: the last, and the one before
 
 Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-database.md
 """
@@ -14,6 +14,8 @@ Times are milliseconds since the epoch, by the clock of the database. Source: do
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -23,10 +25,23 @@ from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.url import address_of
 
 VERSION = 2
-"""Version of these tables. This code works with no other version."""
+"""Version of these tables. This code works with no other version, but with tables that a later version has extended
+from this one."""
+
+ADDITIONS: tuple[str, ...] | None = None
+"""Statements that make tables of the version before into those of this version, without the tables that are new. They
+only add columns and indexes, with which processes of the version before go on. None: tables of the version before
+cannot be used."""
+
+LOCK_TIMEOUT_S = 2
+"""Time for which an addition waits for transactions that use the table in PostgreSQL. Meanwhile new ones wait, too."""
 
 APPLY_MAX = 5
 """Number of attempts to create the tables. Other processes may create them at the same time."""
+
+_RETRIED = ("23505", "42P07", "42701", "55P03")
+"""SQLSTATEs after which another attempt is made: unique_violation, duplicate_table and duplicate_column of another
+process that does the same, lock_not_available."""
 
 metadata = sa.MetaData()
 """SQLAlchemy's metadata of these tables. For Alembic: `target_metadata = [yours,
@@ -177,22 +192,31 @@ _REPLACE_TABLES = (
     "truenext_*, and create them again with `truenext stages schema SERVICE --apply`"
 )
 
+_EXTEND_TABLES = "extend them with `truenext stages schema SERVICE --apply`, while processes of that version run on"
 
-def check_version(found: int | None) -> None:
-    """Check the version of the tables. `found` is None if the tables have no version.
 
-    Raises: ConfigurationError if `found` is not VERSION
+def check_versions(found: Collection[int]) -> None:
+    """Check the versions whose processes may use the tables.
+
+    Raises: ConfigurationError if VERSION is not one of them
     """
-    if found is None:
+    if VERSION in found:
+        return
+    if not found:
         raise ConfigurationError(
             "the table truenext_schema has no row with the version of the tables: write it with "
             "`truenext stages schema SERVICE --apply`"
         )
-    if found != VERSION:
-        raise ConfigurationError(
-            f"the tables in the database have version {found}, and this truenext works with version {VERSION}: "
-            + ("update truenext" if found > VERSION else _REPLACE_TABLES)
-        )
+    newest = max(found)
+    to_newer = _EXTEND_TABLES if _can_extend(found) else _REPLACE_TABLES
+    advice = "update truenext" if newest > VERSION else to_newer
+    raise ConfigurationError(
+        f"the tables in the database have version {newest}, and this truenext works with version {VERSION}: {advice}"
+    )
+
+
+def _can_extend(found: Collection[int]) -> bool:
+    return ADDITIONS is not None and VERSION - 1 in found
 
 
 def schema_sql(url: str) -> str:
@@ -217,25 +241,46 @@ def schema_sql(url: str) -> str:
     return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
 
 
-def create_tables(connection: sa.Connection) -> list[str]:
-    """Create the missing tables in the connection's transaction, and return the names of these tables.
+def create_tables(connection: sa.Connection) -> tuple[list[str], bool]:
+    """Create the missing tables in the connection's transaction, and extend those of the version before. Return the
+    names of the new tables, and whether the others were extended.
 
     Raises: ConfigurationError if existing tables are of another version
     """
     existing = set(sa.inspect(connection).get_table_names())
-    if schema.name in existing:
-        version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar()
-        if version is not None:
-            check_version(version)
+    versions = set(connection.execute(sa.select(schema.c.version)).scalars()) if schema.name in existing else set()
+    is_extended = VERSION not in versions and _can_extend(versions)
+    if is_extended:
+        _extend_tables(connection)
+    elif versions:
+        check_versions(versions)
     metadata.create_all(connection)
-    if connection.execute(schema.select()).first() is None:
+    if VERSION not in versions:
         connection.execute(sa.insert(schema).values(version=VERSION))
-    return [name for name in metadata.tables if name not in existing]
+    return [name for name in metadata.tables if name not in existing], is_extended
 
 
-def apply_schema(url: str) -> tuple[str, list[str]]:
-    """Create the missing tables of exactly-once processing. Return the URL of the database without the password, and
-    the names of the created tables.
+def _extend_tables(connection: sa.Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'"))
+    for statement in ADDITIONS or ():
+        connection.execute(sa.text(statement))
+    connection.execute(sa.delete(schema).where(schema.c.version < VERSION - 1))
+
+
+class AppliedSchema(NamedTuple):
+    """Result of `apply_schema`."""
+
+    database: str
+    """URL of the database without the password."""
+    created: list[str]
+    """Names of the created tables."""
+    is_extended: bool
+    """True if tables of the version before were extended."""
+
+
+def apply_schema(url: str) -> AppliedSchema:
+    """Create the missing tables of exactly-once processing, and extend tables of the version before.
 
     Args:
         url: URL of SQLAlchemy.
@@ -249,10 +294,12 @@ def apply_schema(url: str) -> tuple[str, list[str]]:
         for attempt in range(APPLY_MAX):
             try:
                 with engine.begin() as connection:
-                    return str(address), create_tables(connection)
+                    if connection.dialect.name == "sqlite":
+                        # By itself the driver begins no transaction before a statement that changes tables.
+                        connection.exec_driver_sql("BEGIN IMMEDIATE")
+                    return AppliedSchema(str(address), *create_tables(connection))
             except DBAPIError as error:
-                # Another process creates them at the same time. 23505: unique_violation, 42P07: duplicate_table.
-                if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in ("23505", "42P07"):
+                if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in _RETRIED:
                     raise
         raise AssertionError("the last attempt raises its error")
     except (SQLAlchemyError, OSError) as error:

@@ -31,13 +31,14 @@ from truenext.store.checkpoint_format import (
     MessageTableNames,
     decode_position,
     decode_recovered,
+    format_error,
     initial_meta,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_metas import is_uninitialized, read_metas
 from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane
 from truenext.store.salvage.lmdb_reader import find_page_damage, read_database
-from truenext.store.store_errors import empty_folder_error, format_error
+from truenext.store.store_errors import empty_folder_error
 
 UNMATCHED_MARKS_MAX = 100_000
 """Largest number of marks without a message that a salvage keeps in memory, as it may still find their messages."""
