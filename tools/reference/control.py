@@ -8,7 +8,7 @@ from msgspec import Struct
 from tools.reference.json_types import enum_table, fields_table, in_json, struct_parts
 from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
 from tools.reference.members import members_of
-from truenext.broker import connection_request, control_answers, failover_request, producer_request
+from truenext.broker import connection_request, control_answers, drain, failover_request, producer_request
 from truenext.broker.connection_request import (
     ConnectionReport,
     RedeliveryReport,
@@ -92,6 +92,7 @@ def _parts() -> Iterator[str]:
         yield fields_table(control_answers.QueueChange, only=only)
     yield from _bulk_work()
     yield from _failover()
+    yield from _drain()
     yield from _producer()
     yield from _connection()
     for verb, parser in ACTION_PARSERS.items():
@@ -111,6 +112,7 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
     yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
+    yield _link(drain.VERB), _summary(drain.Drain.report), "`draining`", "[DrainReport](#drainreport)"
     names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
     yield _link(producer_request.VERB), _summary(producer_request.make_producer_report), names, "numbers and outcome"
     report = _summary(connection_request.make_connection_report)
@@ -157,6 +159,14 @@ def _failover() -> Iterator[str]:
     yield wrapped(_first(failover_request.FailoverRequest.__doc__))
     yield fields_table(failover_request.FailoverRequest, is_request=True)
     yield from struct_parts(failover_request.FailoverReport, "###")
+
+
+def _drain() -> Iterator[str]:
+    yield f"## {drain.VERB}"
+    yield wrapped(_summary(drain.Drain.report))
+    yield fields_table(drain.DrainRequest, is_request=True)
+    yield from struct_parts(drain.DrainReport, "###")
+    yield from struct_parts(drain.RemainingQueue, "###")
 
 
 def _producer() -> Iterator[str]:

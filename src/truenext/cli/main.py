@@ -9,6 +9,7 @@ COMMAND_MODULES = {
     "audit": "audit",
     "browse": "messages",
     "config": "config",
+    "drain": "drain",
     "failover": "failover",
     "history": "history",
     "move": "bulk",
