@@ -4524,11 +4524,6 @@ def a_drain_waits_for_messages_in_paused_queues(patch: Patch) -> None:
     targets.COUNT_WAITING.replace(patch, faulty)
 
 
-@shows_in(FailingMachine)
-def a_drain_forgets_messages_on_their_way_to_the_dead_letters(patch: Patch) -> None:
-    targets.GIVEN_UP_COUNT.replace(patch, lambda engine, queue: 0)
-
-
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:
     """Return the targets that a fault replaces, at once or for a while, by their names in the table."""
     return {name: vars(targets)[name] for name in _replaced_in(fault.__name__)}

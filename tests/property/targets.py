@@ -551,7 +551,6 @@ COUNT_WAITING = Target(RemainderCount._add_waiting, RemainderCount)
 COUNT_ALL_HELD = Target(RemainderCount._count_held, RemainderCount)
 ADD_HELD = Target(RemainderCount._add_held, RemainderCount)
 IS_BLOCKING = Target(RemainderCount._is_blocking, RemainderCount)
-GIVEN_UP_COUNT = Target(Engine.given_up_count, Engine)
 
 # The disk of these tests ----------------------------------------------------------------------------------------------
 WRITE_TO_DISK = Target(Disk.write, Disk)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from tests.unit.test_control_queries import ReportDriver
 from truenext.broker.access import VERB_CHECKS, ForbiddenError
 from truenext.broker.drain import BEGIN, VERB, Drain
 from truenext.engine import remainder
+from truenext.engine.lifecycle import settlement
 from truenext.engine.remainder import Remainder, count_remainder
 from truenext.engine.state.queue import Entry
-from truenext.model.commands import Ack, Begin, Commit, ControlRequest, Send
+from truenext.model.commands import Ack, Begin, Commit, ControlRequest, Nack, Send, Unsubscribe
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.grants import User
 from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
 
 
 class DrainDriver(ReportDriver):
@@ -99,6 +102,37 @@ def test_message_that_comes_back_to_a_queue_that_was_counted_before_is_never_tak
     assert not (found.is_empty and found.is_certain)
 
 
+@pytest.mark.parametrize("change", ["resume", "end of a delay", "reload"])
+def test_message_that_begins_to_be_left_after_its_queue_was_counted_is_never_taken_for_gone(
+    driver: DrainDriver, change: str
+) -> None:
+    # C31.5
+    engine = driver.engine
+    if change == "resume":
+        engine.commands.administering.pause("zero")
+        driver.send("zero")
+    if change == "end of a delay":
+        nack = Nack("/queue/first", driver.entry.sequence, delay_ms=1000)
+        engine.commands.nack(driver.stage, nack)
+        engine.commands.unsubscribe(driver.stage, Unsubscribe("/queue/first"))
+    else:
+        driver.acknowledge()
+    counting = count_remainder(engine)
+    for _ in range(4):
+        next(counting)
+    if change == "resume":
+        engine.commands.administering.resume("zero")
+    elif change == "reload":
+        engine.commands.administering.change_policies(Policies(Policy(attempts_max=1)))
+    else:
+        state = engine.state.commit_state
+        state.tick(state.now_us + 2_000_000, state.now_us + 2_000_000)
+        engine.turn.run()
+    found = rest_of(counting)
+    assert found.is_empty, "it is missed"
+    assert not found.is_certain
+
+
 def test_message_in_a_transaction_is_left_until_the_commit(driver: DrainDriver) -> None:
     # C31.4
     driver.engine.commands.begin(driver.stage, Begin("t"))
@@ -108,6 +142,40 @@ def test_message_in_a_transaction_is_left_until_the_commit(driver: DrainDriver) 
     driver.engine.commands.commit(driver.stage, Commit("t"))
     found = rest_of(count_remainder(driver.engine))
     assert (found.is_empty, found.is_certain) == (True, True)
+
+
+def test_message_on_its_way_to_the_dead_letters_is_left(driver: DrainDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    # C31.4
+    monkeypatch.setattr(settlement, "DEAD_LETTERS_PER_TURN", 1)
+    for _ in range(2):
+        driver.send("first")
+    entries = [driver.entry, *driver.dispatched()]
+    for entry in entries:
+        nack = Nack("/queue/first", entry.sequence, is_rejected=True, dispatch=entry.deliveries)
+        driver.engine.commands.nack(driver.stage, nack)
+    found = rest_of(count_remainder(driver.engine))
+    assert {queue.name: (each.waiting, each.held) for queue, each in found.queues.items()} == {"first": (2, 0)}
+    assert found.dead == 1
+    for left in (1, 0):
+        driver.engine.turn.run()
+        found = rest_of(count_remainder(driver.engine))
+        assert (sum(each.waiting for each in found.queues.values()), found.dead) == (left, 3 - left)
+
+
+def test_delayed_message_on_its_way_to_the_dead_letters_is_left_once(
+    driver: DrainDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # C31.4: it waits for its next try at its place in its queue, and a new policy gives it up.
+    monkeypatch.setattr(settlement, "DEAD_LETTERS_PER_TURN", 0)
+    policy = Policy(while_waiting=WhileWaiting.BLOCK, first_delay_ms=1000)
+    driver.engine.commands.administering.change_policies(Policies(policy))
+    driver.engine.commands.nack(driver.stage, Nack("/queue/first", driver.entry.sequence))
+    found = rest_of(count_remainder(driver.engine))
+    assert (found.is_empty, found.delayed) == (True, 1)
+    driver.engine.turn.run()
+    driver.engine.commands.administering.change_policies(Policies(replace(policy, attempts_max=1)))
+    found = rest_of(count_remainder(driver.engine))
+    assert (found.delayed, [each.waiting for each in found.queues.values()]) == (0, [1])
 
 
 def test_message_that_was_sent_in_part_is_left(driver: DrainDriver) -> None:
@@ -148,6 +216,22 @@ def test_drain_that_ends_while_it_is_counted_is_not_drained(driver: DrainDriver)
             next(making)
     report = json.loads(end.value.value)
     assert (report["draining"], report["drained"]) == (False, False)
+
+
+def test_report_does_not_say_drained_if_a_message_moved_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    # C31.5
+    monkeypatch.setattr(remainder, "QUEUES_PER_STEP", 1)
+    for steps in range(steps_of(DrainDriver())):
+        driver = DrainDriver()
+        driver.engine.state.commit_state.is_draining = True
+        making = driver.drain.report(VERB)
+        for _ in range(steps):
+            next(making)
+        driver.send_on()
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(making)
+        assert not json.loads(end.value.value)["drained"]
 
 
 def request(body: bytes) -> ControlRequest:
