@@ -1,5 +1,6 @@
 """Tests of drains at a broker over sockets: who waits, who goes on, what is said to be left, and how a drain ends."""
 
+import asyncio
 import json
 import threading
 import time
@@ -7,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from tests.integration.broker_here import broker_here
 from tests.integration.broker_process import PATIENCE_SECONDS, QUIET_SECONDS, BrokerProcess
 from tests.integration.raw_client import bodies
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.limits import CONTROL_ONLY_CONNECTIONS_MAX
 
 ANSWERS = "/temp-queue/answers"
 
@@ -29,8 +34,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 class Operator:
     """Connection that sends control requests."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._client = broker.connect()
+    def __init__(self, broker: BrokerProcess, headers: dict[str, str] | None = None) -> None:
+        self._client = broker.connect(headers=headers)
         self._client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS})
 
     def request(self, verb: str = "drain", **fields: object) -> dict[str, Any]:
@@ -182,6 +187,61 @@ def test_broker_is_not_drained_after_a_restart(tmp_path: Path) -> None:
         broker.output_of("purge", "q")
     broker.close_clients()
     broker.stop()
+
+
+def test_more_clients_than_beyond_a_limit_may_send_control_requests(broker: BrokerProcess) -> None:
+    Operator(broker).begin()
+    operators = [Operator(broker) for _ in range(CONTROL_ONLY_CONNECTIONS_MAX + 5)]
+    assert all(each.request()["draining"] for each in operators)
+
+
+def test_client_without_control_requests_is_refused_at_its_login() -> None:
+    # C31.3: JMS clients have none.
+    async def run() -> None:
+        async with broker_here() as listener:
+            client = mock.Mock(has_control_requests=False)
+            listener._connections.add(client)
+            with pytest.raises(RemoteProtocolError, match=r"^the broker is being drained: try again later$") as refused:
+                listener._assign_place(client, True, "the broker is being drained")
+            assert refused.value.code is Code.LIMIT
+            listener._connections.remove(client)
+
+    asyncio.run(run())
+
+
+def test_rights_of_users_during_a_drain(tmp_path: Path) -> None:
+    # C31.3
+    users = tmp_path / "users.toml"
+    rights = {"root": "admin = true", "eyes": "monitor = true", "shop": 'send = [">"]'}
+    users.write_text("".join(f'[user.{name}]\npassword_file = "word"\n{right}\n' for name, right in rights.items()))
+    (tmp_path / "word").write_text("word")
+    for file in (users, tmp_path / "word"):
+        file.chmod(0o600)
+    broker = BrokerProcess(tmp_path, ["--users", str(users)])
+    broker.start()
+    try:
+        root, eyes, shop = ({"login": name, "passcode": "word"} for name in rights)
+        operator = Operator(broker, root)
+        for headers in (eyes, shop):
+            client = broker.connect(headers=headers)
+            client.send_frame("SEND", {"destination": "/control/drain", "reply-to": ANSWERS}, b'{"draining": true}')
+            assert client.error().headers["truenext-code"] == "forbidden"
+        operator.begin()
+        broker.connect(headers=eyes)
+        refused = broker.connect(sends_connect=False)
+        refused.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | shop)
+        error = refused.next_frame()
+        assert error.headers["truenext-code"] == "limit"
+        assert error.body.decode() == (
+            "the broker is being drained, and only users with the right monitor or admin may log in now: try again "
+            "later"
+        )
+        broker.close_clients()
+        assert Operator(broker, root).request(draining=False)["draining"] is False
+        broker.close_clients()
+        broker.stop()
+    finally:
+        broker.clean_up()
 
 
 # ---- What is left ----
