@@ -142,7 +142,7 @@ def test_stage_that_sends_more_than_it_acknowledges_goes_on_during_a_drain(broke
 def test_new_connection_may_only_send_control_requests(
     broker: BrokerProcess, frame: str, headers: dict[str, str]
 ) -> None:
-    # C31.3
+    # C31.3, C31.7
     Operator(broker).begin()
     assert error_of_connection(broker, frame, headers) == (
         "limit: the broker is being drained: this connection may only send control requests (SEND to /control/) and "
@@ -247,7 +247,7 @@ def test_rights_of_users_during_a_drain(tmp_path: Path) -> None:
 # ---- What is left ----
 
 
-def test_what_is_not_left_is_counted_by_kind(broker: BrokerProcess) -> None:
+def test_excepted_messages_are_counted_by_kind(broker: BrokerProcess) -> None:
     # C31.4
     operator, client = Operator(broker), broker.connect()
     client.send("later", b"", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)

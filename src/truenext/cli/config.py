@@ -36,7 +36,9 @@ def config() -> None:
     help="Print the policy of this queue, and for each value the table that sets it.",
 )
 def check(file: Path, queue: str | None) -> None:
-    """Print each fault of FILE on a line, or that it has none, and what a broker with it needs of this machine.
+    """Print each fault of FILE, or what a broker with it needs.
+
+    For a file without faults it prints memory, files and disk space of a broker with it on this machine.
 
     Notes are not faults. A note names a setting that a broker rejects on this machine, or without a further option:
     for example a memory_limit beyond the memory of the machine. Other notes say what is too small: the disk, or the

@@ -31,7 +31,7 @@ POLL_FIRST_S, POLL_MAX_S = 0.05, 1.0
 @click.option("--undo", is_flag=True, help="End the drain: producers and new clients go on.")
 @address_options
 def drain(timeout_s: float, undo: bool, broker: BrokerOptions) -> None:
-    """Drain a broker: wait until consumers have emptied its queues, while producers wait.
+    """Let consumers empty all queues, while producers wait.
 
     From now on connections that only send wait, new connections may only send control requests, and `truenext status`
     says that the broker is not ready. Consumers, stages and queries of Spark go on. The broker stays so until it ends,

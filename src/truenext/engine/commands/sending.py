@@ -278,9 +278,7 @@ class Sending:
         if not self.waits_with_send(session):
             return False
         # A transaction frees space only by acknowledging messages, and this connection holds none.
-        waits = isinstance(command, Begin) or (
-            isinstance(command, Send) and not self._never_waits(command.destination)
-        )
+        waits = isinstance(command, Begin) or (isinstance(command, Send) and not self._never_waits(command.destination))
         if waits and session.stays_after_refusal:
             raise self._wait_error()
         return waits
