@@ -110,12 +110,12 @@ def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
 def _rounded(size: int) -> str:
     """Return a size with three digits and a unit.
 
-    >>> _rounded(5), _rounded(3 << 29), _rounded(64 << 20)
-    ('5B', '1.5GiB', '64MiB')
+    >>> _rounded(5), _rounded(3 << 29), _rounded(64 << 20), _rounded(2 << 50)
+    ('5B', '1.5GiB', '64MiB', '2,048TiB')
     """
     number, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if number < 1000 or unit == "TiB":
             break
         number /= 1024
-    return f"{number:.3g}{unit}"
+    return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"
