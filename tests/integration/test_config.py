@@ -334,8 +334,9 @@ def test_check_reports_a_valid_file_and_the_policy_of_a_queue(file: Path) -> Non
     file.write_text('[broker]\ndata = "d"\n[policy]\nattempts_max = 3\n[policy."orders.>"]\npage_size = 10\n')
     ended = truenext("config", "check", file, "--queue", "orders.new")
     assert (ended.returncode, ended.stderr) == (0, "")
-    first, head, *rows = (line.split() for line in ended.stdout.splitlines())
-    assert first == [str(file), "has", "no", "faults."]
+    memory, files, disk, last, head, *rows = (line.split() for line in ended.stdout.splitlines())
+    assert [memory[0], files[0], disk[0]] == ["memory:", "files:", "disk:"]
+    assert last == [str(file), "has", "no", "faults."]
     assert head == ["policy", "of", "orders.new", "value", "from"]
     assert ["attempts_max", "3", "[policy]"] in rows
     assert ["page_size", "10", '[policy."orders.>"]'] in rows
@@ -361,17 +362,25 @@ def test_check_refuses_a_store_without_its_limit(file: Path) -> None:
         f"{file} has 1 fault; no broker starts with it or reloads it.\n"
     )
     file.write_text(content + 'database_limit = "2GiB"\n')
-    assert truenext("config", "check", file).stdout == f"{file} has no faults.\n"
+    assert truenext("config", "check", file).stdout.endswith(f" free\n{file} has no faults.\n")
 
 
 def test_check_notes_a_schema_without_the_store_that_the_command_line_must_name(file: Path) -> None:
     file.write_text('[broker]\ndata = "d"\nschema = "main"\n')
     ended = truenext("config", "check", file)
     assert ended.returncode == 0
-    assert ended.stdout == (
-        "note: `truenext serve` refuses this file without more options: --schema is for a broker with --store.\n"
-        f"{file} has no faults.\n"
+    note, *_, last = ended.stdout.splitlines()
+    assert note == (
+        "note: `truenext serve` refuses this file without more options: --schema is for a broker with --store."
     )
+    assert last == f"{file} has no faults."
+
+
+def test_check_notes_that_the_disk_is_smaller_than_its_limit_and_the_history(file: Path) -> None:
+    file.write_text('[broker]\ndata = "d"\ndisk_limit = "900TiB"\n')
+    ended = truenext("config", "check", file)
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("note: disk_limit (900TiB) and the history (8GiB) are together more than the")
 
 
 def test_check_reports_all_faults_of_a_file(file: Path) -> None:

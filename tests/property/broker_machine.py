@@ -8,7 +8,7 @@ looks inside). test_against_oracle.py runs the machines.
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -61,6 +61,7 @@ from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.engine import Engine
 from truenext.engine.idle import find_next
 from truenext.engine.queues.topics import RouteAhead
+from truenext.engine.remainder import QueueRemainder, Remainder, count_remainder
 from truenext.engine.selecting.groups import GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan
 from truenext.engine.state.causes import causes_from_store, causes_size
@@ -541,6 +542,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.subscribe_arguments: dict[Reader, dict[str, Any]] = {}
         """Arguments with which each reader subscribed."""
         self.disk = Disk()
+        self.counting: tuple[Engine, Generator[None, None, Remainder]] | None = None
+        """Count for a drain that is under way, and the engine whose messages it counts."""
         self.due: list[tuple[str, str]] = []
         """Label and address of each scheduled send that has become a message since the last check."""
         self.redriving: tuple[BulkRead, PageResult] | None = None
@@ -713,6 +716,8 @@ class BrokerMachine(RuleBasedStateMachine):
                     targets.EVICTION_QUEUES_SORTED_PER_TURN.replace(patch, dispatches)
                 targets.HELD_MAX.replace(patch, held_max)
                 targets.HELD_MAX_TO_COUNT.replace(patch, held_max)
+                targets.QUEUES_COUNTED_PER_STEP.replace(patch, 1)
+                targets.ENTRIES_COUNTED_PER_STEP.replace(patch, 1)
                 yield
         except RemoteProtocolError as error:
             self.is_over = True
@@ -751,6 +756,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self._report_due()
+        self._count_a_step()
         if (
             self.oracle.attempt_counted_in == self.oracle.gathering
             and not self.engine.state.commit_state.is_batch_awaited
@@ -2281,6 +2287,7 @@ class BrokerMachine(RuleBasedStateMachine):
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting_count() <= at_most:
                 raise Disagreement(f"{queue.name} counts {queue.waiting_count()} messages, not {at_least} to {at_most}")
+        self._check_remainder(self._count_to_the_end(), is_at_rest=True)
         for name in targets.names_of_scheduled(self.engine):
             planned = self.oracle.count_planned(name)
             if self.engine.queues.scheduled_count(name) != planned:
@@ -2289,6 +2296,49 @@ class BrokerMachine(RuleBasedStateMachine):
                 )
         if wrong := not_evicted(self.engine, self.policy):
             raise Disagreement(f"still in memory: {wrong}")
+
+    # Drains -----------------------------------------------------------------------------------------------------------
+
+    def _count_to_the_end(self) -> Remainder:
+        counting = count_remainder(self.engine)
+        while True:
+            try:
+                next(counting)
+            except StopIteration as end:
+                found: Remainder = end.value
+                return found
+
+    def _count_a_step(self) -> None:
+        """Count what a drain waits for, a step at a time between actions. C31.5: if nothing is found, and none was
+        missed, nothing is left."""
+        if self.counting is None or self.counting[0] is not self.engine:
+            self.counting = self.engine, count_remainder(self.engine)
+        try:
+            next(self.counting[1])
+        except StopIteration as end:
+            self.counting = None
+            if end.value.is_certain and end.value.is_empty:
+                self._check_remainder(end.value, is_at_rest=False)
+
+    def _check_remainder(self, found: Remainder, *, is_at_rest: bool) -> None:
+        if is_at_rest and not found.is_certain:
+            raise Disagreement("nothing happens, and a drain does not know whether it has missed a message")
+        by_name = {queue.name: each for queue, each in found.queues.items()}
+        totals: dict[str, list[int]] = {"dead": [0, 0], "paused": [0, 0], "delayed": [0, 0]}
+        for name in {letter.queue for letter in self.oracle.letters} | by_name.keys():
+            expected = self.oracle.left(name, is_at_rest=is_at_rest)
+            each = by_name.get(name, QueueRemainder())
+            for kind, count in {"waiting": each.waiting, "held": each.held}.items():
+                least, most = expected[kind]
+                if not least <= count <= most:
+                    raise Disagreement(f"a drain waits for {count} {kind} of {name}, not {least} to {most}")
+            for kind, total in totals.items():
+                total[0] += expected[kind][0]
+                total[1] += expected[kind][1]
+        if is_at_rest:
+            for kind, (least, most) in totals.items():
+                if not least <= getattr(found, kind) <= most:
+                    raise Disagreement(f"a drain says that {getattr(found, kind)} are {kind}, not {least} to {most}")
 
     # Restarts ---------------------------------------------------------------------------------------------------------
 

@@ -1753,6 +1753,38 @@ class Oracle:
             at_most = len(here)
         return sum(not self.is_expired(letter) for letter in here), at_most
 
+    def left(self, queue: str, *, is_at_rest: bool) -> dict[str, tuple[int, int]]:
+        """C31.4: return the least and the most messages of a queue that are dead, paused, delayed, or left because they
+        wait or are held. At rest the broker has done its work."""
+        counts = {kind: [0, 0] for kind in ("dead", "paused", "delayed", "waiting", "held")}
+        for letter in self.letters:
+            if letter.queue == queue and not letter.is_removed:
+                kinds = self._left_as(letter, is_at_rest=is_at_rest)
+                # It may have been removed (C15.2), or be removed a little later.
+                is_sure = len(kinds) == 1 and (letter.holder is not None or not self.is_expired(letter))
+                is_there = letter.holder is not None or not self.is_overdue(letter) or _is_temporary(queue)
+                for kind in kinds:
+                    counts[kind][0] += is_sure
+                    counts[kind][1] += is_there or not is_at_rest
+        return {kind: (least, most) for kind, (least, most) in counts.items()}
+
+    def _left_as(self, letter: Letter, *, is_at_rest: bool) -> set[str]:
+        if letter.queue.startswith(DEAD_LETTER_PREFIX):
+            return {"dead"}
+        if letter.holder is not None:
+            return {"held"}
+        if letter.queue in self.paused:
+            # What has failed too often may be on its way into its dead-letter queue, even so.
+            return {"paused", "waiting"} if self.must_be_dead_lettered(letter) else {"paused"}
+        is_delayed = self.is_waiting_for_next_try(letter)
+        if not is_at_rest and letter.due and not is_delayed:
+            # Its time has come, and the broker may not have noticed.
+            return {"delayed", "waiting"}
+        if not is_delayed or self.must_be_dead_lettered(letter):
+            return {"waiting"}
+        # What has failed before the broker started counts as delayed once it was read.
+        return {"delayed", "waiting"} if letter.is_restored else {"delayed"}
+
     def arrived(self, label: str, queue: str) -> Letter:
         """A message that the gathering batch puts: the broker's first word about some dead letters.
 

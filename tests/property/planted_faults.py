@@ -85,6 +85,7 @@ from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import RouteAhead, TopicRouter
+from truenext.engine.remainder import RemainderCount
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
@@ -4469,6 +4470,58 @@ def the_end_of_a_pull_request_lets_no_express_dispatch_go_on(patch: Patch) -> No
         return ended
 
     targets.WITHDRAW_PULL_REQUEST.replace(patch, faulty)
+
+
+@shows_in(BrokerMachine)
+def a_drain_does_not_notice_new_messages(patch: Patch) -> None:
+    moment = targets.COUNT_MOMENT.original
+    targets.COUNT_MOMENT.replace(patch, lambda count: (0, moment(count)[1]))
+
+
+@shows_in(BrokerMachine)
+def a_drain_does_not_notice_messages_that_come_back(patch: Patch) -> None:
+    moment = targets.COUNT_MOMENT.original
+    targets.COUNT_MOMENT.replace(patch, lambda count: (moment(count)[0], 0))
+
+
+@shows_in(FailingMachine)
+def a_drain_waits_for_delayed_messages(patch: Patch) -> None:
+    targets.IS_BLOCKING.replace(patch, lambda count, entry: False)
+
+
+@shows_in(FailingMachine)
+def a_drain_takes_messages_that_were_removed_for_delayed_ones(patch: Patch) -> None:
+    targets.IS_BLOCKING.replace(
+        patch, lambda count, entry: entry.due_us != 0 and entry.sequence not in entry.lane.delayed
+    )
+
+
+@shows_in(BrokerMachine)
+def a_drain_forgets_what_transactions_have(patch: Patch) -> None:
+    def faulty(count: RemainderCount, entries: Collection[Entry]) -> Iterator[None]:
+        yield
+
+    targets.COUNT_ALL_HELD.replace(patch, faulty)
+
+
+@shows_in(FailingMachine)
+def a_drain_waits_for_dead_letters_that_are_held(patch: Patch) -> None:
+    def faulty(count: RemainderCount, queue: Queue, number: int) -> None:
+        count._of(queue).held += number
+
+    targets.ADD_HELD.replace(patch, faulty)
+
+
+@shows_in(BulkMachine)
+def a_drain_waits_for_messages_in_paused_queues(patch: Patch) -> None:
+    count_waiting = targets.COUNT_WAITING.original
+
+    def faulty(count: RemainderCount, queue: Queue, waiting: int, given_up: int, blocking: Iterable[Entry]) -> None:
+        is_paused, queue.is_paused = queue.is_paused, False
+        count_waiting(count, queue, waiting, given_up, blocking)
+        queue.is_paused = is_paused
+
+    targets.COUNT_WAITING.replace(patch, faulty)
 
 
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:

@@ -26,6 +26,7 @@ import pytest
 
 from tests.property.disk import Disk
 from truenext.engine import lifespan as run_module
+from truenext.engine import remainder as remainder_module
 from truenext.engine import turn as turn_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
@@ -83,6 +84,7 @@ from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import Route, RouteAhead, TopicRouter
 from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.remainder import RemainderCount
 from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module
@@ -543,6 +545,13 @@ ADD_UNCOMMITTED = Target(Wildcards._add_uncommitted, Wildcards)
 IS_WILDCARD_OPEN = Target(Wildcard.has_credit, Wildcard)
 MATCHES_QUEUE = Target(Wildcard.matches_queue, Wildcard)
 
+# Drains ---------------------------------------------------------------------------------------------------------------
+COUNT_MOMENT = Target(RemainderCount._moment, RemainderCount)
+COUNT_WAITING = Target(RemainderCount._add_waiting, RemainderCount)
+COUNT_ALL_HELD = Target(RemainderCount._count_held, RemainderCount)
+ADD_HELD = Target(RemainderCount._add_held, RemainderCount)
+IS_BLOCKING = Target(RemainderCount._is_blocking, RemainderCount)
+
 # The disk of these tests ----------------------------------------------------------------------------------------------
 WRITE_TO_DISK = Target(Disk.write, Disk)
 READ_FROM_DISK = Target(Disk.read, Disk)
@@ -576,6 +585,8 @@ EVICTION_QUEUES_PER_TURN = Attribute("EVICTION_QUEUES_PER_TURN", eviction_module
 EVICTION_QUEUES_SORTED_PER_TURN = Attribute("EVICTION_QUEUES_SORTED_PER_TURN", eviction_module)
 HELD_MAX = Attribute("HELD_MAX", consumer_module)
 HELD_MAX_TO_COUNT = Attribute("HELD_MAX", clients_module)
+QUEUES_COUNTED_PER_STEP = Attribute("QUEUES_PER_STEP", remainder_module)
+ENTRIES_COUNTED_PER_STEP = Attribute("ENTRIES_PER_STEP", remainder_module)
 HELD_WEIGHT_OF_WILDCARDS = Attribute("held_weight", Wildcard)
 
 

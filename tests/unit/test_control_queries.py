@@ -33,6 +33,7 @@ from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import AckMode, ControlRequest, Send, Subscribe
 from truenext.model.destination import parse_address
+from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
@@ -548,5 +549,6 @@ def test_status_has_the_log_of_a_broker_that_has_one() -> None:
 def test_status_has_the_sizes_of_the_store_as_of_now() -> None:
     driver = ReportDriver()
     for used in (1, 2):
-        driver.store = mock.Mock(spec=Store, disk_level_bytes={"database_used": used, "database_limit": 9})
+        driver.store = mock.Mock(spec=Store, disk_level=DiskLevel.PLENTY)
+        driver.store.disk_level_bytes = {"database_used": used, "database_limit": 9}
         assert driver.answer("status")["disk_bytes"] == {"database_used": used, "database_limit": 9}

@@ -105,6 +105,16 @@ def test_login_of_a_jms_client_hands_out_no_secret(setup: Setup) -> None:
     assert setup.jms.session.is_jms_client and not setup.plain.session.is_jms_client
 
 
+def test_jms_client_that_connects_again_by_its_id_is_no_new_connection_during_a_drain(setup: Setup) -> None:
+    # C31.3
+    login = Login(is_jms_client=True, connection_id="ID:a:1")
+    Connection(setup.broker, login)
+    setup.engine.state.commit_state.is_draining = True
+    for number, restriction in {1: "", 2: "the broker is being drained"}.items():
+        new = Connection(setup.broker, Login(is_jms_client=True, connection_id=f"ID:a:{number}"))
+        new.peer.assign_place.assert_called_once_with(may_exceed=True, restriction=restriction)
+
+
 def test_browser_is_shown_what_is_requested(setup: Setup) -> None:
     # C26.17
     message = SentMessage(4, True, 0, b"", b"")

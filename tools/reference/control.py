@@ -8,7 +8,14 @@ from msgspec import Struct
 from tools.reference.json_types import enum_table, fields_table, in_json, struct_parts
 from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
 from tools.reference.members import members_of
-from truenext.broker import backup_request, connection_request, control_answers, failover_request, producer_request
+from truenext.broker import (
+    backup_request,
+    connection_request,
+    control_answers,
+    drain,
+    failover_request,
+    producer_request,
+)
 from truenext.broker.backup_request import BackupAction, BackupRequest
 from truenext.broker.backups import BackupReport
 from truenext.broker.connection_request import (
@@ -95,6 +102,7 @@ def _parts() -> Iterator[str]:
     yield from _bulk_work()
     yield from _failover()
     yield from _backup()
+    yield from _drain()
     yield from _producer()
     yield from _connection()
     for verb, parser in ACTION_PARSERS.items():
@@ -117,6 +125,7 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
     names = ", ".join(map(code, BackupRequest.__struct_fields__))
     report = "[BackupReport](#backupreport)"
     yield _link(backup_request.VERB), _summary(backup_request.run_backup_request), names, report
+    yield _link(drain.VERB), _summary(drain.Drain.report), "`draining`", "[DrainReport](#drainreport)"
     names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
     yield _link(producer_request.VERB), _summary(producer_request.make_producer_report), names, "numbers and outcome"
     report = _summary(connection_request.make_connection_report)
@@ -171,6 +180,14 @@ def _backup() -> Iterator[str]:
     yield fields_table(BackupRequest, is_request=True)
     yield enum_table("`action`", BackupAction)
     yield from struct_parts(BackupReport, "###")
+
+
+def _drain() -> Iterator[str]:
+    yield f"## {drain.VERB}"
+    yield wrapped(_summary(drain.Drain.report))
+    yield fields_table(drain.DrainRequest, is_request=True)
+    yield from struct_parts(drain.DrainReport, "###")
+    yield from struct_parts(drain.RemainingQueue, "###")
 
 
 def _producer() -> Iterator[str]:

@@ -8,7 +8,7 @@
 A turn runs once in each pass of the event loop in which anything happened. The broker owns the order of a turn
 (`_run_turn`) and the time of each commit. Each other subject has its own file, which calls only files to its right:
 
-    execution --> control_commands --> user_sessions --> reply_rights, connection_ids, logins
+    execution --> control_commands --> drain, user_sessions --> reply_rights, connection_ids, logins
         |-------> connection_ends --> takeovers
         |-------> capacity --> incomplete_frames, read_turns
     broker -----> slow_clients, stuck_check, disk_level_log, unread_answers, silence
@@ -28,9 +28,10 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
-from truenext.broker.control import QueryContext
+from truenext.broker.control import QueryContext, own_address
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
+from truenext.broker.drain import Drain
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
@@ -45,6 +46,7 @@ from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.queue import Queue
 from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
@@ -157,6 +159,7 @@ class Broker:
             loop,
             has_pending_answer=lambda session: self.control.requests.pending_count(session) > 0,
         )
+        self.drain = Drain(engine, self.ends.partially_sent_entries, self._name_of)
         self.control = self._make_control_commands()
         self._execution = self._make_execution()
 
@@ -165,6 +168,7 @@ class Broker:
             self._engine,
             self._sliced_work,
             self.users,
+            self.drain,
             self._loop.time,
             self._backups,
             query_context=partial(
@@ -190,11 +194,22 @@ class Broker:
             self.users,
             self.ends,
             self.control,
+            self.drain,
             self.warnings,
             begin_read=self._begin_read,
             on_failed=self._on_failed,
             monotonic_ns=self._monotonic_ns,
         )
+
+    def _name_of(self, queue: Queue) -> tuple[str, str]:
+        """Return the name of a queue as its clients write it, and the address of the client that owns the queue; "" if
+        the queue is not temporary."""
+        if not queue.is_temporary:
+            return queue.name, ""
+        owner = self._engine.state.clients.sessions.get(queue.destination.session)
+        # The connection may have ended just now.
+        client = "" if owner is None else self._peers[owner].client_info.address
+        return own_address(queue.destination), client
 
     # ---- Connections ----
 
@@ -404,7 +419,7 @@ class Broker:
             self._execution.find_some_queues()
 
     def _tick(self) -> None:
-        self._commit_state.disk_level = self._store.disk_level
+        self._commit_state.set_disk_level(self._store.disk_level)
         self._commit_state.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
 
     def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:

@@ -2,7 +2,7 @@
 
     the gathering batch has space              all connections are read
     it is full, or eviction waits for a batch  each connection may still add SHARE_BYTES, all together SHARES_BYTES
-    disk space is short                        connections that only send wait before their next SEND
+    disk space is short, or a drain lasts      connections that only send wait before their next SEND
     memory for incomplete frames is full       one large frame is read on at a time (incomplete_frames.py)
     a pass has no time left to read            connections that were not read wait for a turn (read_turns.py)
 
@@ -122,7 +122,7 @@ class Capacity:
         """Resume the connections that may be read, in the order in which they began to wait."""
         if not self._waiting:
             return
-        has_disk_space = self._store.disk_level is DiskLevel.PLENTY
+        has_disk_space = not self._must_producers_wait()
         for session in [one for one, needs_disk in self._waiting.items() if has_disk_space or not needs_disk]:
             self._resume_one(session)
 
@@ -188,10 +188,13 @@ class Capacity:
     def _waits_for_disk(self, session: ConnectionState) -> bool:
         """Return whether the next SEND of the connection would wait for disk space."""
         return (
-            self._store.disk_level is not DiskLevel.PLENTY
+            self._must_producers_wait()
             and self._engine.commands.sending.waits_with_send(session)
             and not session.stays_after_refusal
         )
+
+    def _must_producers_wait(self) -> bool:
+        return self._store.disk_level is not DiskLevel.PLENTY or self._commit_state.is_draining
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
         """Count an incomplete frame that has `size` bytes now, `received` of them new. `size` is 0 if the frame is

@@ -11,7 +11,7 @@ A timeout or a lack of memory may end many connections at once. `soon` spreads t
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from truenext.broker.capacity import Capacity
 from truenext.broker.peer import Peer
@@ -211,6 +211,11 @@ class ConnectionEnds:
         sent."""
         for entry in self._partially_sent.pop(session, ()):
             self._settle(entry, is_sent=False)
+
+    def partially_sent_entries(self) -> Iterator[Entry]:
+        """Yield the messages in auto mode that were sent in part, and that no consumer holds any more."""
+        for messages in self._partially_sent.values():
+            yield from (entry for entry in messages if entry is not None)
 
     def _settle(self, entry: Entry | None, *, is_sent: bool) -> None:
         """Acknowledge a message of a consumer in auto mode that was sent in part, if all of it `is_sent` now; else

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from truenext.broker import backup_request, connection_request, failover_request, producer_request
+from truenext.broker import backup_request, connection_request, drain, failover_request, producer_request
 from truenext.broker.control_answers import (
     LogReport,
     MemberReport,
@@ -97,7 +97,7 @@ def check_verb(verb: str) -> None:
     Raises: RemoteProtocolError with the known verbs, if there is none
     """
     if verb not in QUERIES:
-        others = [each.VERB for each in (backup_request, connection_request, failover_request, producer_request)]
+        others = [each.VERB for each in (backup_request, connection_request, drain, failover_request, producer_request)]
         known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
@@ -218,7 +218,8 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 open=memory.transaction_bytes,
                 incomplete=memory.incomplete_bytes,
             ),
-            disk_level=engine.state.commit_state.disk_level.name.lower(),
+            ready=not engine.state.commit_state.is_draining,
+            disk_level=context.store.disk_level.name.lower(),
             disk_bytes=context.store.disk_level_bytes,
             page_reads=len(context.pager.pending),
             queues=permanent,
@@ -288,7 +289,7 @@ class _TemporaryTotals:
                 address, client_id = context.client_info(sessions[destination.session])
                 rows.append(
                     TemporaryQueueReport(
-                        destination=_own_address(destination),
+                        destination=own_address(destination),
                         client=address,
                         client_id=client_id,
                         waiting=waiting,
@@ -299,7 +300,7 @@ class _TemporaryTotals:
         return TemporaryReport(self._waiting, self._unacknowledged, self._bytes, rows)
 
 
-def _own_address(destination: Destination) -> str:
+def own_address(destination: Destination) -> str:
     """Return the address of a temporary queue or subscription as the client that owns it writes it. The queue's name
     would show the id of its connection, with which other clients could send to the queue."""
     prefix = f"/{destination.session}/"

@@ -138,6 +138,8 @@ class StatusReport(msgspec.Struct):
 
     stuck: list[StuckQueueReport]
     """Queues in which a message is ready and a consumer has credit, but nothing is dispatched."""
+    ready: bool
+    """False while the broker is [drained](#drain): give it no new clients."""
     memory: MemoryReport
     """Memory that messages use, and its limit."""
     disk_level: str

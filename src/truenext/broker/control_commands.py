@@ -3,16 +3,25 @@
 bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
 producer, failover, backup   answered at once
-connection, and queries      answered later, as the answer may take long to make: control_requests.py
+connection, drain, queries   answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from truenext.broker import access, backup_request, connection_request, control, failover_request, producer_request
+from truenext.broker import (
+    access,
+    backup_request,
+    connection_request,
+    control,
+    drain,
+    failover_request,
+    producer_request,
+)
 from truenext.broker.backups import Backups
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
+from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
@@ -32,6 +41,7 @@ class ControlCommands:
         engine: Engine,
         sliced_work: SlicedWork,
         users: UserSessions,
+        broker_drain: Drain,
         time: Callable[[], float],
         backups: Backups,
         *,
@@ -42,6 +52,7 @@ class ControlCommands:
         self._engine = engine
         self._users = users
         self._backups = backups
+        self._drain = broker_drain
         self._query_context = query_context
         self._schedule_turn = schedule_turn
         self.only = ControlOnlyConnections(time)
@@ -78,20 +89,24 @@ class ControlCommands:
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
+        elif request.verb == drain.VERB:
+            self.requests.add(session, request, name=self._drain.execute(request))
         else:
             control.check_verb(request.verb)
             user = self._users.user_of(session)
             self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
 
-    def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
-        if verb == connection_request.VERB:
+    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+        if name in (drain.VERB, drain.BEGIN):
+            return self._drain.report(name)
+        if name == connection_request.VERB:
             assert about is not None, "`execute` names the connection"
             return connection_request.make_connection_report(self._engine, about, self._users.user_of(about))
         may_see: MaySee = None
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[verb](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""

@@ -1,4 +1,5 @@
-"""Control-only connections: connections beyond the listener's limit, which may only send control requests.
+"""Control-only connections: connections that may only send control requests, because they are beyond the listener's
+limit, or began during a drain.
 
 An idle one is closed, so that another client can connect. Source: docs/decisions/0037-asking-a-full-broker.md
 """
@@ -33,7 +34,7 @@ class ControlOnlyConnections:
         self._reasons: dict[ConnectionState, str] = {}
 
     def add(self, session: ConnectionState, reason: str) -> None:
-        """Add a connection; `reason` says which limit the connection exceeds."""
+        """Add a connection; `reason` says why it may send nothing else."""
         self.idle_since[session] = self._time()
         self._reasons[session] = reason
 

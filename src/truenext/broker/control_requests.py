@@ -1,10 +1,10 @@
 """Control requests whose answers take long to make: the queue in which they wait, and the sending of the answers.
 
 Answers are made in slices, one after the other. One answer serves all requests with the same verb that came before the
-answer was started. A later request gets a new answer, because its client may have changed something just before. An
-answer about one connection is only for that connection. An answer about many queues has megabytes, and each client gets
-a copy of its own. So large answers are sent only while the answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX.
-Other large answers wait until clients have received some.
+answer was started (those that begin a drain have an answer of their own). A later request gets a new answer, because
+its client may have changed something just before. An answer about one connection is only for that connection. An answer
+about many queues has megabytes, and each client gets a copy of its own. So large answers are sent only while the
+answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. Other large answers wait until clients have received some.
 Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
@@ -31,14 +31,14 @@ class ControlRequests:
         start: Callable[[str, ConnectionState | None], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
     ) -> None:
-        """`start` returns the generator of the answer to a verb, about a connection or the whole broker (None). `reply`
-        sends an answer, and returns whether the client is still connected."""
+        """`start` returns the generator of the answer with a name, about a connection or the whole broker (None).
+        `reply` sends an answer, and returns whether the client is still connected."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
-        """Requests whose answer is not started yet, by verb and by the connection that the answer is about (None: the
-        whole broker)."""
+        """Requests whose answer is not started yet, by the name of the answer, which is usually the verb, and by the
+        connection that the answer is about (None: the whole broker)."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
         """Answers that are made and not sent yet."""
@@ -52,8 +52,16 @@ class ControlRequests:
         """Return the number of answers for which the connection waits."""
         return self._pending_counts[session]
 
-    def add(self, session: ConnectionState, request: ControlRequest, *, about: ConnectionState | None = None) -> None:
-        """Add a request about the connection `about`, or about the whole broker (None).
+    def add(
+        self,
+        session: ConnectionState,
+        request: ControlRequest,
+        *,
+        about: ConnectionState | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Add a request about the connection `about`, or about the whole broker (None). `name` is that of the answer;
+        None stands for the verb.
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
@@ -64,16 +72,16 @@ class ControlRequests:
                 Code.LIMIT,
             )
         self._pending_counts[session] += 1
-        key = request.verb, about
+        key = name or request.verb, about
         if key in self._waiting:
             self._waiting[key].append((session, request))
         else:
             self._waiting[key] = [(session, request)]
             self._sliced_work.add(self._make_answer(*key))
 
-    def _make_answer(self, verb: str, about: ConnectionState | None) -> Steps:
-        requests = self._waiting.pop((verb, about))
-        body = yield from self._start(verb, about)
+    def _make_answer(self, name: str, about: ConnectionState | None) -> Steps:
+        requests = self._waiting.pop((name, about))
+        body = yield from self._start(name, about)
         for session, request in requests:
             if len(body) > SMALL_ANSWER_BYTES or any(one[0] is session for one in self._finished):
                 self._finished.append((session, request, body))

@@ -1,7 +1,7 @@
 """Execution: executes the commands that were read from a connection, one after the other, until one must wait.
 
 not logged in            the login waits until its password is checked
-disk space is short      a SEND of a connection that only sends waits
+disk space is short      a SEND of a connection that only sends waits; it does so during a drain, too
 many selectors           a SEND to a topic waits until its queues are found
 5 ms are over            the remaining commands wait for a turn, so that other connections are served
 """
@@ -13,6 +13,7 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_discarded_messages
 from truenext.broker.connection_ends import ConnectionEnds
 from truenext.broker.control_commands import ControlCommands
+from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.user_sessions import Action, UserSessions
@@ -79,6 +80,7 @@ class Execution:
         users: UserSessions,
         ends: ConnectionEnds,
         control: ControlCommands,
+        drain: Drain,
         warnings: ClientWarnings,
         *,
         begin_read: Callable[[], object],
@@ -94,6 +96,7 @@ class Execution:
         self._users = users
         self._ends = ends
         self._control = control
+        self._drain = drain
         self._warnings = warnings
         self._begin_read = begin_read
         self._on_failed = on_failed
@@ -270,9 +273,10 @@ class Execution:
             # This connection gets the place of the one that it takes over.
             secret, is_takeover = self._ends.take_over(session, login, "" if found is None else found.user.name)
         if login.connection_id:
-            self._end_former(session, login)
+            is_takeover = self._end_former(session, login)
         may_exceed = found is None or found.user.is_monitor or found.user.is_admin
-        limit = peer.assign_place(may_exceed=may_exceed)
+        restriction = self._drain.restriction(peer.client_info.client_id, is_takeover=is_takeover)
+        limit = peer.assign_place(may_exceed=may_exceed, restriction=restriction)
         if found is not None:
             self._users.log_in(session, found)
         elif login.user.strip() or login.passcode.strip():
@@ -283,8 +287,9 @@ class Execution:
         self._engine.commands.log_in(session, login)
         peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
 
-    def _end_former(self, session: ConnectionState, login: Login) -> None:
+    def _end_former(self, session: ConnectionState, login: Login) -> bool:
         """End an earlier connection of the same id and user: its client has lost it, and the broker does not know yet.
+        Returns whether there was one.
 
         Raises: RemoteProtocolError if the id is another user's
         """
@@ -292,6 +297,7 @@ class Execution:
         self._users.check_connection_id(session, login, former)
         if former is not None:
             self._peers[former].close_for_takeover(is_exempt=False)
+        return former is not None
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         self._ends.close_parked_users(subscribe.durable_key)

@@ -7,8 +7,8 @@ import click
 from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, format_value, with_files
-from truenext.broker.settings import fault_of_store
-from truenext.cli import terminal
+from truenext.broker.settings import BrokerSettings, fault_of_store
+from truenext.cli import sizing, terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.serve import fault_of_memory_limit
@@ -36,11 +36,13 @@ def config() -> None:
     help="Print the policy of this queue, and for each value the table that sets it.",
 )
 def check(file: Path, queue: str | None) -> None:
-    """Print each fault of FILE on a line, or that it has none.
+    """Print each fault of FILE, or what a broker with it needs.
 
-    Notes are not faults. A note names a setting that a broker rejects on this machine, or without a further option: for
-    example a memory_limit beyond the memory of the machine. Exits 0 if FILE has no faults, 1 if it has, 2 if it could
-    not be read.
+    For a file without faults it prints memory, files and disk space of a broker with it on this machine.
+
+    Notes are not faults. A note names a setting that a broker rejects on this machine, or without a further option:
+    for example a memory_limit beyond the memory of the machine. Other notes say what is too small: the disk, or the
+    limit of open files. Exits 0 if FILE has no faults, 1 if it has, 2 if it could not be read.
     """
     try:
         configuration = with_files(configure(file))
@@ -53,6 +55,7 @@ def check(file: Path, queue: str | None) -> None:
     except ConfigurationError as error:
         raise NoAnswerFailure(error) from error
     _print_notes(configuration)
+    _print_sizes(configuration.broker)
     terminal.echo(f"{file} has no faults.")
     if queue is not None:
         _print_policy(configuration, queue)
@@ -96,6 +99,19 @@ def _print_notes(configuration: Configuration) -> None:
     fault = fault_of_memory_limit(settings.memory_limit)
     if fault is not None:
         terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")
+
+
+def _print_sizes(settings: BrokerSettings) -> None:
+    """Print what a broker with these settings needs of this machine, and what is too small."""
+    try:
+        facts = sizing.read_machine(None if settings.memory else settings.data)
+    except OSError as error:
+        terminal.echo(f"note: the disk of the data folder cannot be examined: {error.strerror}.")
+        facts = sizing.read_machine(None)
+    for warning in sizing.warnings(settings, facts):
+        terminal.echo(f"note: {warning}.")
+    for line in sizing.describe(settings, facts):
+        terminal.echo(line)
 
 
 def _print_policy(configuration: Configuration, queue: str) -> None:

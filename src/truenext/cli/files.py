@@ -17,6 +17,21 @@ FILES_OWN = 64
 """Largest number of files that the broker itself opens: journal, checkpoint, history, event loop and log."""
 
 
+def needed_files(listeners: int) -> int:
+    """Return how many files a broker opens at most."""
+    return FILES_OWN + listeners * (sum(ALL_PLACES) + CONTROL_ONLY_CONNECTIONS_MAX)
+
+
+def places_with(files: int, listeners: int) -> Places:
+    """Return how many connections each listener may have if the broker may open so many files. There may be none, or
+    fewer, if these are too few files for a broker."""
+    if files >= needed_files(listeners):
+        return ALL_PLACES
+    count = (files - FILES_OWN) // listeners - CONTROL_ONLY_CONNECTIONS_MAX
+    before_login = min(CONNECTIONS_BEFORE_LOGIN_MAX, max(1, count // 4))
+    return Places(min(CONNECTIONS_MAX, count - before_login), before_login)
+
+
 def raise_file_limit(listeners: int) -> Places:
     """Raise the limit of open files if necessary, and return how many connections each listener may have.
 
@@ -24,15 +39,13 @@ def raise_file_limit(listeners: int) -> Places:
     """
     if sys.platform == "win32":
         return ALL_PLACES
-    needed = FILES_OWN + listeners * (sum(ALL_PLACES) + CONTROL_ONLY_CONNECTIONS_MAX)
+    needed = needed_files(listeners)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return ALL_PLACES
     files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    count = (files - FILES_OWN) // listeners - CONTROL_ONLY_CONNECTIONS_MAX
-    before_login = min(CONNECTIONS_BEFORE_LOGIN_MAX, max(1, count // 4))
-    places = Places(min(CONNECTIONS_MAX, count - before_login), before_login)
+    places = places_with(files, listeners)
     if places.connections < 1:
         minimum = FILES_OWN + listeners * (2 + CONTROL_ONLY_CONNECTIONS_MAX)
         raise ConfigurationError(

@@ -10,6 +10,7 @@ COMMAND_MODULES = {
     "backup": "backup",
     "browse": "messages",
     "config": "config",
+    "drain": "drain",
     "failover": "failover",
     "history": "history",
     "move": "bulk",

@@ -40,6 +40,8 @@ def queues(as_json: bool, broker: BrokerOptions) -> None:
     terminal.print_drawn(table)
 
 
+_NOT_READY = "no: the broker is being drained; connections that only send wait, new ones may only send control requests"
+
 _LEVEL_EFFECTS = {
     "little": ", connections that only send wait or are refused",
     "none": ", sends are refused, except in transactions that free as much as they send",
@@ -87,16 +89,17 @@ def _counts_text(facts: dict[str, Any]) -> str:
 def status(broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
-    Shows the numbers of messages, subscriptions and scheduled sends, memory, and disk space. If messages are in
-    PostgreSQL, shows the log with all its brokers, and since when it waits for PostgreSQL or its standby. Also shows
-    which clients have most messages in temporary queues, and in topic subscriptions that are not durable. A queue is
-    stuck if a message is ready, a consumer has credit for it, and nothing is dispatched, which is a fault of the
-    broker.
+    Shows whether the broker is ready for clients (a broker that is being drained is not), the numbers of messages,
+    subscriptions and scheduled sends, memory, and disk space. If messages are in PostgreSQL, shows the log with all
+    its brokers, and since when it waits for PostgreSQL or its standby. Also shows which clients have most messages
+    in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a message is ready, a
+    consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(broker, failure=NoAnswerFailure) as connection:
         facts = send_control_request(connection, "status")
+    terminal.echo(f"ready      {'yes' if facts['ready'] else _NOT_READY}")
     memory = facts["memory"]
     usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open", "incomplete"))
     of_queues = count_noun(facts["queues"], "queue")

@@ -26,7 +26,7 @@ docs/architecture.md says in which part a new feature belongs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 
 from truenext.engine.background.tasks import BackgroundTasks
 from truenext.engine.commands.commands import Commands
@@ -38,13 +38,13 @@ from truenext.engine.memory.parts import MemoryParts
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import StoreResults, Turn, TurnDispatch
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.event_log import NoEventLog
 from truenext.model.batch import Batch
-from truenext.model.disk_level import DiskLevel
 from truenext.model.policy import Policies, WhenFull
 
 
@@ -89,6 +89,26 @@ class Engine:
         commit_state = self.state.commit_state
         return commit_state.close_batch() if even_if_empty or commit_state.has_batch else None
 
+    # ---- Messages in no lane, and in no holder ----
+
+    def delayed_entries(self) -> Iterator[Entry]:
+        """Return an iterator of the messages whose delays have not ended now, and some that were settled or removed
+        during their delay, in no particular order."""
+        return self._memory.delays.entries()
+
+    def is_given_up(self, entry: Entry) -> bool:
+        """Return whether a message was given up, and is not dead-lettered yet."""
+        resident = self._memory.resident
+        return entry in resident.given_up or entry in resident.unread_given_up
+
+    def given_up_count(self, queue: Queue) -> int:
+        """Return how many messages of a queue were given up, and are not dead-lettered yet."""
+        resident = self._memory.resident
+        if not (resident.given_up or resident.unread_given_up):
+            return 0
+        waiting = resident.given_up, resident.unread_given_up
+        return sum(len(each.of_lane(lane)) for lane in queue.lanes for each in waiting)
+
     # ---- Periodic work ----
 
     def evict(self) -> dict[ConnectionState, str]:
@@ -111,7 +131,7 @@ class Engine:
         Called about once a second. `bytes_sent` returns how many bytes a connection's socket has taken so far.
         """
         state = self.state
-        needs_space = state.commit_state.disk_level is not DiskLevel.PLENTY or state.memory.bytes_over_limit > 0
+        needs_space = state.commit_state.is_disk_short or state.memory.bytes_over_limit > 0
         return self._memory.spilling.find_stalled_connection(
             state.clients.sessions, bytes_sent, needs_space=needs_space
         )

@@ -34,6 +34,8 @@ DEAD_LETTER_PREFIX = "DLQ."
 SPARK_PREFIX = "Spark."
 """Prefix of queues in which Spark's queries keep their bundles, marks and decisions."""
 
+_PROGRESS_QUEUE = re.compile(r"Spark\.(source|sink)\.[^.]+\.[^.]+")
+
 SUBSCRIPTION_PREFIX = "subscription,"
 """Prefix of the queue of a durable subscription. Client id, name and topic follow, separated by commas, and last the
 selector if there is one. Clients cannot name such a queue, as a comma separates the parts of a composite
@@ -90,6 +92,15 @@ class DestinationKind(Enum):
     DURABLE = "subscription"
     """Durable subscription, with its key as name; only for a browser."""
     CONTROL = "control"
+
+
+def is_progress_queue(name: str) -> bool:
+    """Return whether a query of Spark keeps its progress in the queue of this name: one message, a mark or a decision.
+
+    >>> is_progress_queue("Spark.source.main.1f"), is_progress_queue("Spark.source.main.1f.0")
+    (True, False)
+    """
+    return _PROGRESS_QUEUE.fullmatch(name) is not None
 
 
 _SINGULAR = {DestinationKind.TOPIC_PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUE_PATTERN: DestinationKind.QUEUE}

@@ -19,3 +19,9 @@ DISK_FULL = (
     "reached; with --memory: --memory-limit)"
 )
 """Beginning of the error for a message that is refused for lack of space."""
+
+DRAINED = (
+    "the broker is being drained (truenext drain): connections that only send wait; send to another broker, or try "
+    "again when the drain has ended"
+)
+"""Error for a message that is refused because the broker is drained."""

@@ -50,7 +50,7 @@ class ServerConnection:
         identity: str,
         server_name: str,
         on_closed: Callable[["ServerConnection"], None],
-        on_login: Callable[["ServerConnection", bool], str] = lambda *_: "",
+        on_login: Callable[["ServerConnection", bool, str], str] = lambda *_: "",
         tls: TlsSocket | None = None,
         make_session: SessionFactory = StompSession,
     ) -> None:
@@ -63,8 +63,8 @@ class ServerConnection:
         self._on_login = on_login
         self._session = broker.connect(self)
         self._control_only_reason = ""
-        """Name of the connection limit that was reached, so that this connection may only send control requests; "" if
-        it may do everything."""
+        """Reason for which this connection may only send control requests: a limit of connections, or a drain; "" if it
+        may do everything."""
         self._is_logged_in = False
         self._wire = make_session(
             session_id=self._session.id,
@@ -122,8 +122,8 @@ class ServerConnection:
 
     # ---- Login ----
 
-    def assign_place(self, *, may_exceed: bool) -> str:
-        self._control_only_reason = self._on_login(self, may_exceed)
+    def assign_place(self, *, may_exceed: bool, restriction: str = "") -> str:
+        self._control_only_reason = self._on_login(self, may_exceed, restriction)
         return self._control_only_reason
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:

@@ -200,41 +200,45 @@ class Listener:
                 return True
         return False
 
-    def _assign_place(self, connection: ServerConnection, may_exceed: bool) -> str:
+    def _assign_place(self, connection: ServerConnection, may_exceed: bool, restriction: str) -> str:
         """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
         got a place. If all are taken, a connection that `may_exceed` the limit is still admitted if its protocol has
-        control requests, but for these alone, and only while few such connections are open. Then the reason for the
-        restriction is returned.
+        control requests, but for these alone, and only while few such connections are open. Then the reason is
+        returned. With a `restriction` a connection that gets a place is treated so, too.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """
         self._before_login.pop(connection, None)
         place_count = len(self._connections) - len(self._before_login) - len(self._control_only) - 1
-        if place_count < self._places.connections:
+        is_full = place_count >= self._places.connections
+        if not (is_full or restriction):
             return ""
+        reason = self._limit_reason if is_full else restriction
+        is_beyond = is_full and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX
         extra = {"client": connection.client_info.address, "connections": self._places.connections}
         has_control_requests = connection.has_control_requests
         may_exceed = may_exceed and has_control_requests
-        if not may_exceed or len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
+        if not may_exceed or is_beyond:
             # Counted as before its login until it has ended.
             self._before_login[connection] = self._loop.time()
         if not has_control_requests:
-            raise RemoteProtocolError(f"{self._limit_reason}: try again later", Code.LIMIT)
+            raise RemoteProtocolError(f"{reason}: try again later", Code.LIMIT)
         if not may_exceed:
+            allowed = "exceed it" if is_full else "log in now"
             raise RemoteProtocolError(
-                f"{self._limit_reason}, and only users with the right monitor or admin may exceed it: try again later",
-                Code.LIMIT,
+                f"{reason}, and only users with the right monitor or admin may {allowed}: try again later", Code.LIMIT
             )
-        if len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX:
+        if is_beyond:
             logger.error("connection refused: connections_max is reached, also for control requests", extra=extra)
             raise RemoteProtocolError(
                 f"{self._limit_reason}, and {CONTROL_ONLY_CONNECTIONS_MAX} more for control requests alone: "
                 "try again later",
                 Code.LIMIT,
             )
-        logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
-        self._control_only.add(connection)
-        return self._limit_reason
+        if is_full:
+            logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
+            self._control_only.add(connection)
+        return reason
 
     def _pause_accepting(self, seconds: float) -> None:
         self._loop.remove_reader(self._sock)

@@ -99,7 +99,7 @@ def check_is_local(path: Path, mounts: Path = MOUNTS) -> None:
 
     Raises: ConfigurationError if it is on a network file system
     """
-    kind = _file_system(path, mounts)
+    kind = file_system(path, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise ConfigurationError(
             f"data folder {path} is on a network file system ({kind}), where a lock does not keep a second machine "
@@ -108,7 +108,7 @@ def check_is_local(path: Path, mounts: Path = MOUNTS) -> None:
         )
 
 
-def _file_system(path: Path, mounts: Path) -> str:
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
     """Return the type of the file system of the first of a folder and its parents that is there; "" if unknown."""
     folders = (path.absolute(), *path.absolute().parents)
     # Unlike `Path.exists`, `access` raises nothing for a folder that may not be read.

@@ -29,7 +29,7 @@ from truenext.errors import ConfigurationError, StoreBehindError, StoreError, St
 from truenext.model.disk_level import DiskLevel
 from truenext.store.log import EMPTY_PAYLOAD, Awaited, LogPosition, Relation, next_digest
 from truenext.store.postgresql import database as database_module
-from truenext.store.postgresql import log_appender, log_rows, log_standby, lookout, takeover
+from truenext.store.postgresql import log_appender, log_reader, log_rows, log_standby, lookout, takeover
 from truenext.store.postgresql.background import Background
 from truenext.store.postgresql.compaction import Compactor, compact
 from truenext.store.postgresql.connection import Connection, application_name
@@ -722,7 +722,7 @@ def test_log_of_the_format_before_is_taken_over_as_it_is_and_then_refused_by_the
     assert before.append(b"of the version before")
     rows = rows_of(admin, schema)
     with monkeypatch.context() as patch:
-        for module in (log_module, takeover):
+        for module in (log_reader, takeover):
             patch.setattr(module, "LOG_FORMAT", 16)
         after = open_writer()
         assert after.append(b"of this version")

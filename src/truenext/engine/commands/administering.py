@@ -65,6 +65,7 @@ class Administering:
         `Engine.evict`.
         """
         self._queues.policies = policies
+        self._commit_state.return_count += 1
         # A copy: dead-lettering may create a queue.
         for queue in list(self._queues.by_name.values()):
             queue.policy = policies.for_queue(queue.destination.topic or queue.name)

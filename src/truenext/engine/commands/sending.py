@@ -20,8 +20,8 @@ from truenext.engine.state.transaction import BrokerTransaction, TransactionLimi
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send, SendRun
-from truenext.model.destination import Destination, DestinationKind
-from truenext.model.disk_level import DISK_FULL, DiskLevel
+from truenext.model.destination import SPARK_PREFIX, Destination, DestinationKind
+from truenext.model.disk_level import DISK_FULL, DRAINED, DiskLevel
 from truenext.model.limits import (
     COPIES_MAX,
     ROUTING_STEP_NS,
@@ -241,7 +241,7 @@ class Sending:
 
         Raises: NoSpaceError if the disk has no space for this send.
         """
-        if send.destination.kind is DestinationKind.TEMPORARY:
+        if self._never_waits(send.destination):
             return
         level = self._commit_state.disk_level
         if level is DiskLevel.NONE and transaction is not None:
@@ -253,7 +253,7 @@ class Sending:
             return
         does_not_wait = session.stays_after_refusal or self._when_full is WhenFull.REFUSE
         if level >= DiskLevel.NONE or (session.only_sends and does_not_wait):
-            raise _disk_full_error()
+            raise self._wait_error()
 
     def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
         """Return the numbers of shared contents whose copies the store must count before this SEND is executed. The
@@ -270,24 +270,34 @@ class Sending:
         session.transactions[command.transaction].counted_balance().count_contents(references)
 
     def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
-        """Return whether a command and all later commands of its connection must wait for disk space. Only a connection
-        that sends and does nothing else can wait.
+        """Return whether a command and all later commands of its connection must wait for disk space, or for the end of
+        a drain. Only a connection that sends and does nothing else can wait.
 
         Raises: NoSpaceError instead of returning True if the connection stays open after a refused command.
         """
         if not self.waits_with_send(session):
             return False
         # A transaction frees space only by acknowledging messages, and this connection holds none.
-        waits = isinstance(command, Begin) or (
-            isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
-        )
+        waits = isinstance(command, Begin) or (isinstance(command, Send) and not self._never_waits(command.destination))
         if waits and session.stays_after_refusal:
-            raise _disk_full_error()
+            raise self._wait_error()
         return waits
 
     def waits_with_send(self, session: ConnectionState) -> bool:
         """Return whether the next SEND of this connection must wait while disk space is short."""
         return self._when_full is WhenFull.SLOW and session.only_sends
+
+    def _never_waits(self, destination: Destination) -> bool:
+        """Return whether sends to this destination are accepted even from a connection that only sends: to a temporary
+        queue always, and during a drain to a queue of Spark's queries, if the disk has space."""
+        if destination.kind is DestinationKind.TEMPORARY:
+            return True
+        is_spark = destination.kind is DestinationKind.QUEUE and destination.name.startswith(SPARK_PREFIX)
+        return is_spark and not self._commit_state.is_disk_short
+
+    def _wait_error(self) -> NoSpaceError:
+        """Return the error for a send that is refused because of the disk level."""
+        return _disk_full_error() if self._commit_state.is_disk_short else NoSpaceError(DRAINED)
 
 
 def _disk_full_error(advice: str = "") -> NoSpaceError:

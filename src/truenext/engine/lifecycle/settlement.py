@@ -156,6 +156,7 @@ class Settlement:
             # A temporary queue that was removed with its connection.
             self._resident.unload(entry)
             return
+        self._commit_state.return_count += 1
         has_failed = reason is not _RELEASED
         # True if there was no earlier dispatch, or none that a program can have received.
         was_fresh = entry.deliveries == 1 or entry.start_state is NEVER_STARTED
@@ -201,6 +202,7 @@ class Settlement:
         lane."""
         lane = entry.lane
         queue = lane.queue
+        self._commit_state.return_count += 1
         if lane.delayed.get(entry.sequence) is entry:
             lane.end_delay(entry.sequence)
             self._requeue(entry)

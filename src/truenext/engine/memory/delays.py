@@ -11,6 +11,7 @@ the message is read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from truenext.engine.state.queue import Entry
@@ -32,6 +33,11 @@ class DelayedEntries:
     def next_us(self) -> int | None:
         """Due time of the first delayed message, in microseconds of the monotonic clock; None if there is none."""
         return self._due_heap[0][0] if self._due_heap else None
+
+    def entries(self) -> Iterator[Entry]:
+        """Return an iterator of all messages that are in the heap now, in no particular order, some of them twice. The
+        heap may change meanwhile."""
+        return (entry for _, _, entry in self._due_heap[:])
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """Delay a message by `delay_ms`. Returns True if the message must be in `Lane.delayed` until it is due, because

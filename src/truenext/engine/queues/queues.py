@@ -439,6 +439,7 @@ class Queues:
         if queue.is_paused == is_paused:
             return
         queue.is_paused = is_paused
+        self._commit_state.return_count += 1
         batch = self._commit_state.batch
         if not queue.is_known_to_store:
             introduce_queue(batch, queue)

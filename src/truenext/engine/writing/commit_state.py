@@ -41,7 +41,14 @@ class CommitState:
         self.wall_clock_ahead_us = 0
         """Largest lead of the wall clock over the monotonic one so far, in microseconds."""
         self.disk_level = DiskLevel.PLENTY
-        """Disk space for new messages."""
+        """Disk space for new messages, as sends go by: LITTLE while the broker is drained, even if there is more."""
+        self.is_draining = False
+        """True while the broker is drained: connections that only send wait."""
+        self._is_level_of_drain = False
+        """True if `disk_level` is LITTLE only because the broker is drained."""
+        self.return_count = 0
+        """Number of times at which messages began to wait again: a message was requeued, a delay has ended, a queue was
+        resumed, or policies have changed."""
         self.is_stopped = False
         """True while the broker stops: no message is dispatched, expires or becomes due, and waiting messages are being
         stored."""
@@ -89,6 +96,16 @@ class CommitState:
         if now_us - steady_us > self.wall_clock_ahead_us:
             self.wall_clock_ahead_us = now_us - steady_us
         self.events.tick(now_us)
+
+    def set_disk_level(self, level: DiskLevel) -> None:
+        """Set the level of the disk, and with it the level that sends go by."""
+        self._is_level_of_drain = self.is_draining and level is DiskLevel.PLENTY
+        self.disk_level = DiskLevel.LITTLE if self._is_level_of_drain else level
+
+    @property
+    def is_disk_short(self) -> bool:
+        """Whether the disk itself has little space for new messages, or none."""
+        return self.disk_level is not DiskLevel.PLENTY and not self._is_level_of_drain
 
     # ---- Sequences ----
 

@@ -44,6 +44,7 @@ FAILED_LAST_SECONDS = 60.0
 """Seconds for which an address that has failed is tried last. Each task opens a connection of its own, and should not
 wait again for a machine that another task of this process has found without power."""
 HEART_BEAT_SECONDS = 10.0
+CLIENT_ID = "Spark"
 _REPLIES = "/temp-queue/answers"
 
 _failed_at: dict[str, float] = {}
@@ -364,7 +365,8 @@ class BrokerConnection:
         """Log in. Raises: ConnectionLost if the peer does not answer in time, or closes the connection;
         RemoteProtocolError if the peer is no broker; Refused if the broker refuses the login"""
         link = self._link
-        link.send_connect({"truenext-client": "1", **headers})
+        # So named it is let in during a drain, as other new clients are not.
+        link.send_connect({"truenext-client": "1", "client-id": CLIENT_ID, **headers})
         self.flush()
         deadline = monotonic() + timeout_s
         while not link.is_up:
