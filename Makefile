@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover asan crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup dist demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover asan crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -59,6 +59,9 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
+
+dist: .venv/core ## Build the sdist, and from it the wheels, in dist/ (REPOSITORY=URL for the README's links)
+	$(BIN)/python -m tools.dist --repository "$(REPOSITORY)"
 
 demo: say-what-the-demo-does $(if $(wildcard .venv/spark),.venv/spark,.venv/demo) ## Run the production case that broke ActiveMQ, and a service of stages and queries of Spark that are killed; show what came out, audited by Spark
 	$(BIN)/python -m examples.demo
