@@ -60,7 +60,7 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
 
-dist: .venv/core ## Build the sdist, and from it the wheels, in dist/ (REPOSITORY=URL for the README's links)
+dist: .venv/core ## Build the packages in dist/: an sdist, and from it the wheel (REPOSITORY=URL for the links of the README)
 	$(BIN)/python -m tools.dist --repository "$(REPOSITORY)"
 
 demo: say-what-the-demo-does $(if $(wildcard .venv/spark),.venv/spark,.venv/demo) ## Run the production case that broke ActiveMQ, and a service of stages and queries of Spark that are killed; show what came out, audited by Spark

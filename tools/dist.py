@@ -1,14 +1,15 @@
-"""Distributions of truenext in dist/: `make dist`.
+"""Packages of truenext in dist/, an sdist and a wheel: `make dist`.
 
-    files of git  --copy-->  tree  --sdist-->  truenext-N.tar.gz  --unpack, build-->  wheel for this Python, with the
-                                                                                      codec in C
-                                                                  --unpack, build-->  wheel for all systems
+    files of git  --copy-->  tree  --build-->  truenext-N.tar.gz  --unpack, build-->  truenext-N-TAGS.whl
 
-Every step begins in a new folder, so that nothing of an earlier build gets into a package. Then the packages are
-compared with git: a file that git does not have, a missing file, or a file with another content is an error.
+Each step begins in a new folder, so that no package has anything of an earlier build. Then both packages are compared
+with git: a file that git does not have, a missing file, or a file with another content is an error.
 
-The page of the package on an index shows the README, and has no other page of it. So links to other pages lead to
-REPOSITORY (`make dist REPOSITORY=https://HOST/OWNER/truenext`); without it they become names of files.
+The wheel has the codec's module in C, and is for one Python, if there is a compiler. With TRUENEXT_SPEEDUPS=0 it is for
+all systems.
+
+The page of a package on an index shows the README, but not the other pages. So links to other pages lead to REPOSITORY
+(`make dist REPOSITORY=https://HOST/OWNER/truenext`). Without it they become names of files.
 """
 
 import argparse
@@ -40,14 +41,12 @@ class DistError(Exception):
     """Packages cannot be built, or differ from git."""
 
 
-def build(root: Path, to: Path, *, repository: str = "", has_speedups: bool = True) -> list[Path]:
-    """Build the sdist and, from it, the wheels. Return their paths in the folder `to`. Without `has_speedups` only the
-    wheel for all systems is built.
+def build(root: Path, to: Path, *, repository: str = "", has_speedups: bool = True) -> tuple[Path, Path]:
+    """Build the sdist and, from it, the wheel. They replace those in the folder `to`. Returns their paths.
 
     Raises: DistError if a build fails, or a package differs from git
     """
     files = tracked_files(root)
-    to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="truenext-dist-") as name:
         folder = Path(name)
         tree = folder / "tree"
@@ -57,14 +56,12 @@ def build(root: Path, to: Path, *, repository: str = "", has_speedups: bool = Tr
         contents = {each: (tree / each).read_bytes() for each in files}
         sdist = _build(tree, "sdist", folder / "sdist")
         _raise_faults(sdist, faults_of_sdist(_read_sdist(sdist), contents))
-        wheels = [
-            _build(_unpack(sdist, folder / f"source-{speedups}"), "wheel", folder / f"wheel-{speedups}", speedups)
-            for speedups in ("10" if has_speedups else "0")
-        ]
-        for wheel in wheels:
-            _raise_faults(wheel, faults_of_wheel(_read_wheel(wheel), contents))
-        # Without a compiler both wheels are the same.
-        return [Path(shutil.copy(each, to)) for each in {each.name: each for each in (sdist, *wheels)}.values()]
+        wheel = _build(_unpack(sdist, folder / "source"), "wheel", folder / "wheel", has_speedups=has_speedups)
+        _raise_faults(wheel, faults_of_wheel(_read_wheel(wheel), contents))
+        to.mkdir(parents=True, exist_ok=True)
+        for earlier in to.glob("truenext-*"):
+            earlier.unlink()
+        return Path(shutil.copy(sdist, to)), Path(shutil.copy(wheel, to))
 
 
 def tracked_files(root: Path) -> list[str]:
@@ -138,12 +135,12 @@ def _copy(root: Path, files: Iterable[str], to: Path) -> None:
         shutil.copy(root / name, to / name)
 
 
-def _build(source: Path, kind: str, to: Path, speedups: str = "1") -> Path:
+def _build(source: Path, kind: str, to: Path, *, has_speedups: bool = True) -> Path:
     """Build one package with the build backend, in a process of its own. The backend must be installed here."""
     to.mkdir()
     program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", program, str(to)]
-    environment = os.environ | {"TRUENEXT_SPEEDUPS": speedups}
+    environment = os.environ | {"TRUENEXT_SPEEDUPS": "1" if has_speedups else "0"}
     done = subprocess.run(
         command, cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -172,12 +169,13 @@ def _read_wheel(wheel: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the sdist, and the wheels from it.")
+    parser = argparse.ArgumentParser(description="Build the sdist, and the wheel from it.")
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder of the packages")
     parser.add_argument("--repository", default="", help="address of the repository, for links of the README")
     options = parser.parse_args()
     try:
-        packages = build(ROOT, options.to, repository=options.repository)
+        has_speedups = os.environ.get("TRUENEXT_SPEEDUPS") != "0"
+        packages = build(ROOT, options.to, repository=options.repository, has_speedups=has_speedups)
     except DistError as error:
         sys.exit(str(error))
     for each in packages:

@@ -82,8 +82,8 @@ class BrokerSettings:
     )
     data: Path | None = setting(
         None,
-        "Folder that messages are stored in, relative to the folder of the configuration file. Without this setting and "
-        f"without memory = true it is {DEFAULT_DATA} in the folder in which `truenext serve` was called.",
+        "Folder that messages are stored in, relative to the folder of the configuration file. Without this setting "
+        f"and memory = true, the folder is {DEFAULT_DATA} where `truenext serve` is called.",
         fixed=_WITH_STORE,
         reason="A first broker starts without a choice, and still keeps its messages.",
     )

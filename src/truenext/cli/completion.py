@@ -13,9 +13,9 @@ COMPLETE_VARIABLE = "_TRUENEXT_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script with which a shell completes commands, options, files and other values.
+    """Print the script that completes the command line.
 
-    For bash (4.4 or later) add `eval "$(truenext completion bash)"` to ~/.bashrc, for zsh `eval "$(truenext completion
+    The shell then completes commands, options, their values, and files. For bash (4.4 or later) add `eval "$(truenext completion bash)"` to ~/.bashrc, for zsh `eval "$(truenext completion
     zsh)"` to ~/.zshrc after compinit. For fish, save the script as ~/.config/fish/completions/truenext.fish.
     """
     kind = get_completion_class(shell)

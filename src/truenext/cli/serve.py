@@ -1,6 +1,7 @@
 """Assembly of a broker, its run, and its stop."""
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import signal
@@ -89,6 +90,9 @@ def serve(
     # Before the broker stands by, perhaps for months.
     _log_warnings(configuration)
     manager = find_service_manager()
+    if manager.has_watchdog:
+        # The SIGABRT of a watchdog prints the stack of each thread.
+        faulthandler.enable()
     member = _member_settings(configuration, manager)
     reloader = None if reread is None else Reloader(configuration, reread, apply=partial(_apply_settings, member))
     with ExitStack() as resources:

@@ -66,7 +66,10 @@ class ServeCommand(click.Command):
 
 @click.command(cls=ServeCommand)
 @click.option(
-    "--data", type=PathParam(file_okay=False), show_default=f"./{DEFAULT_DATA}", help="Folder in which messages are stored."
+    "--data",
+    type=PathParam(file_okay=False),
+    show_default=f"./{DEFAULT_DATA}",
+    help="Folder in which messages are stored.",
 )
 @click.option("--memory", is_flag=True, help="Store nothing on disk; for tests.")
 @_file_option(

@@ -33,6 +33,10 @@ class ServiceManager:
         self._sock = sock
         self._watchdog_s = watchdog_s
 
+    @property
+    def has_watchdog(self) -> bool:
+        return self._watchdog_s is not None
+
     def ready(self, status: str) -> None:
         """Report that the broker does what `status` says."""
         self._send(f"READY=1\nSTATUS={status}", SEND_TIMEOUT_S)
@@ -62,9 +66,7 @@ class ServiceManager:
             self._sock.settimeout(timeout_s)
             self._sock.send(notification.encode())
         except OSError as error:
-            logger.warning(
-                "service manager not notified", extra={"notification": notification, "reason": str(error)}
-            )
+            logger.warning("service manager not notified", extra={"notification": notification, "reason": str(error)})
 
 
 def find_service_manager(environment: Mapping[str, str] | None = None) -> ServiceManager:
