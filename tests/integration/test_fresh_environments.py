@@ -24,9 +24,12 @@ from tests.integration.environments import ROOT
 from tools import dist
 from truenext.version import VERSION
 
-pytestmark = pytest.mark.skipif(
-    "TRUENEXT_PACKAGES" not in os.environ, reason="make packages: new environments take minutes, and a network"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        "TRUENEXT_PACKAGES" not in os.environ, reason="make packages: new environments take minutes, and a network"
+    ),
+    pytest.mark.timeout(600),
+]
 
 ENVIRONMENT_BYTES_MAX = 70_000_000
 IMPORT_CPU_S_MAX = 0.060
@@ -47,8 +50,8 @@ async def order(item: str, session: AsyncSession) -> str:
 """
 
 
-def find_pythons() -> list[str]:
-    """Return the interpreters of this machine that truenext supports, one for each version."""
+def find_pythons() -> dict[str, str]:
+    """Return the interpreters of this machine that truenext supports, one for each version, by version."""
     places = [Path(sys.executable), *sorted(Path.home().glob(".pyenv/versions/*/bin/python3"))]
     places += [Path(found) for minor in range(11, 20) if (found := shutil.which(f"python3.{minor}"))]
     by_version: dict[str, str] = {}
@@ -57,10 +60,10 @@ def find_pythons() -> list[str]:
         done = subprocess.run([each, "-c", program], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             by_version.setdefault(done.stdout.strip(), str(each))
-    return list(by_version.values())
+    return by_version
 
 
-PYTHONS = find_pythons() if "TRUENEXT_PACKAGES" in os.environ else [sys.executable]
+PYTHONS = find_pythons() if "TRUENEXT_PACKAGES" in os.environ else {"this": sys.executable}
 
 
 class Environment:
@@ -92,7 +95,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist.build(ROOT, tmp_path_factory.mktemp("dist"), has_speedups=False)[1]
 
 
-@pytest.fixture(scope="module", params=PYTHONS, ids=lambda python: Path(python).parts[-3])
+@pytest.fixture(scope="module", params=PYTHONS.values(), ids=PYTHONS.keys())
 def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     environment = Environment(tmp_path_factory.mktemp("environment") / "venv", request.param)
     environment.pip_install(str(wheel))
