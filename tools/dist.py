@@ -31,7 +31,8 @@ SOURCE = "src/"
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+://|#)([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _MADE_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|src/truenext\.egg-info/.*")
-_MADE_IN_WHEEL = re.compile(r"truenext-[^/]+\.dist-info/.*|truenext/wire/stomp/_speed\.[^/]+\.(so|pyd)")
+_SPEEDUPS = re.compile(r"truenext/wire/stomp/_speed\.[^/]+\.(so|pyd)")
+_MADE_IN_WHEEL = re.compile(rf"truenext-[^/]+\.dist-info/.*|{_SPEEDUPS.pattern}")
 _NOT_IN_WHEEL = re.compile(r".*\.c")
 _NOT_IN_SDIST = re.compile(r"\..*")
 """Files of git that no sdist has: those of git itself and of a service for continuous integration."""
@@ -56,7 +57,7 @@ def build(root: Path, to: Path, *, repository: str = "", has_speedups: bool = Tr
         contents = {each: (tree / each).read_bytes() for each in files}
         sdist = _build(tree, "sdist", folder / "sdist")
         _raise_faults(sdist, faults_of_sdist(_read_sdist(sdist), contents))
-        wheel = _build(_unpack(sdist, folder / "source"), "wheel", folder / "wheel", has_speedups=has_speedups)
+        wheel = _build_wheel(sdist, folder / "wheel", has_speedups=has_speedups)
         _raise_faults(wheel, faults_of_wheel(_read_wheel(wheel), contents))
         to.mkdir(parents=True, exist_ok=True)
         for earlier in to.glob("truenext-*"):
@@ -133,6 +134,15 @@ def _copy(root: Path, files: Iterable[str], to: Path) -> None:
     for name in files:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, to / name)
+
+
+def _build_wheel(sdist: Path, to: Path, *, has_speedups: bool) -> Path:
+    to.mkdir()
+    wheel = _build(_unpack(sdist, to / "source"), "wheel", to / "built", has_speedups=has_speedups)
+    if has_speedups and not any(_SPEEDUPS.fullmatch(name) for name in _read_wheel(wheel)):
+        # Without a compiler the wheel still has the tags of one Python and one system.
+        wheel = _build(_unpack(sdist, to / "source-for-all"), "wheel", to / "built-for-all", has_speedups=False)
+    return wheel
 
 
 def _build(source: Path, kind: str, to: Path, *, has_speedups: bool = True) -> Path:

@@ -122,6 +122,17 @@ def test_package_from_a_working_copy_has_neither_deleted_nor_untracked_modules(c
     assert not [name for name in names if "leftover" in name or name == "truenext/blocking.py"]
 
 
+def test_wheel_that_is_built_without_a_compiler_is_for_all_systems(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "truenext-0.0.9-py3-none-any.whl").touch()
+    packages = dist.build(clone, tmp_path / "dist")
+    assert packages[1].name == f"truenext-{VERSION}-py3-none-any.whl"
+    assert sorted(packages) == sorted((tmp_path / "dist").iterdir())
+
+
 def test_package_without_git_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DistError, match="build them in a clone, with git"):
         dist.build(tmp_path, tmp_path / "dist")

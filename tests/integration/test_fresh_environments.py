@@ -95,7 +95,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist.build(ROOT, tmp_path_factory.mktemp("dist"), has_speedups=False)[1]
 
 
-@pytest.fixture(scope="module", params=PYTHONS.values(), ids=PYTHONS.keys())
+@pytest.fixture(scope="module", params=list(PYTHONS.values()), ids=list(PYTHONS))
 def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     environment = Environment(tmp_path_factory.mktemp("environment") / "venv", request.param)
     environment.pip_install(str(wheel))

@@ -15,8 +15,9 @@ COMPLETE_VARIABLE = "_TRUENEXT_COMPLETE"
 def completion(context: click.Context, shell: str) -> None:
     """Print the script that completes the command line.
 
-    The shell then completes commands, options, their values, and files. For bash (4.4 or later) add `eval "$(truenext completion bash)"` to ~/.bashrc, for zsh `eval "$(truenext completion
-    zsh)"` to ~/.zshrc after compinit. For fish, save the script as ~/.config/fish/completions/truenext.fish.
+    The shell then completes commands, options, their values, and files. For bash (4.4 or later) add `eval "$(truenext
+    completion bash)"` to ~/.bashrc, for zsh `eval "$(truenext completion zsh)"` to ~/.zshrc after compinit. For fish,
+    save the script as ~/.config/fish/completions/truenext.fish.
     """
     kind = get_completion_class(shell)
     assert kind is not None, "click has these shells"
