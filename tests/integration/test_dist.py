@@ -111,6 +111,7 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
+@pytest.mark.alternates("packages")
 def test_package_from_a_working_copy_has_neither_deleted_nor_untracked_modules(clone: Path, tmp_path: Path) -> None:
     for folder in ("src/truenext", "build/lib/truenext"):
         (clone / folder).mkdir(parents=True, exist_ok=True)
@@ -122,6 +123,7 @@ def test_package_from_a_working_copy_has_neither_deleted_nor_untracked_modules(c
     assert not [name for name in names if "leftover" in name or name == "truenext/blocking.py"]
 
 
+@pytest.mark.alternates("packages")
 def test_wheel_that_is_built_without_a_compiler_is_for_all_systems(
     clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
