@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -59,6 +59,9 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
+
+dist: .venv/core ## Build the packages in dist/: an sdist, and from it the wheel (REPOSITORY=URL for the links of the README)
+	$(BIN)/python -m tools.dist --repository "$(REPOSITORY)"
 
 demo: say-what-the-demo-does $(if $(wildcard .venv/spark),.venv/spark,.venv/demo) ## Run the production case that broke ActiveMQ, and a service of stages and queries of Spark that are killed; show what came out, audited by Spark
 	$(BIN)/python -m examples.demo
@@ -155,6 +158,10 @@ jms: .venv/test ## The unmodified JMS client: 2,000 requests between two users (
 
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others; two services, a broker and connections that die at random for minutes
 	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed_process.py tests/stages/test_interactive_under_load.py tests/stages/test_poison.py tests/stages/test_unavailable_database.py tests/stages/test_stalled_worker.py tests/stages/outbox/test_chaos.py
+
+packages: .venv/test ## The packages in new environments of each Python of the machine, the image where buildah is installed (BASE=image), units, and figures of starts: some ten minutes
+	TRUENEXT_DRAW=all TRUENEXT_PACKAGES=all TRUENEXT_BASE="$(BASE)" $(PYTEST) -s -rs tests/integration/test_fresh_environments.py tests/integration/test_image.py tests/integration/test_dist.py tests/integration/test_deployment.py tests/integration/test_completion.py
+	$(BIN)/python -m bench.start
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 with COMMITs in doubt (COMMITS=n), 25 in each of nine runs of flows that fail, have keys, delays and cron (KILLS=n FLOWS=n), and 100,000 rejections on a full disk (REJECTIONS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py

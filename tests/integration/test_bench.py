@@ -42,6 +42,7 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             ("bench.spark_sink", "--rows", "2000", "--rounds", "1"),
             r"of the copy's rate from queue to queue[\s\S]* MiB more in the driver",
         ),
+        (("bench.start", "--runs", "1"), r"\nready: after \d+ ms .*, \d\.\d\d of that"),
         (
             ("bench.logins", "--clients", "40", "--users", "3", "--runs", "1"),
             r"40 clients of 3 users: back after \d+\.\d\d s .* ms by its own work",

@@ -146,12 +146,6 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "nothing' does not exist" in ended.stderr
 
 
-def test_a_file_without_a_data_folder_needs_an_option_for_it(file: Path) -> None:
-    ended = truenext("serve", "--config", file)
-    assert ended.returncode == 2
-    assert "a broker needs a folder for messages: --data DIR, or --memory to store nothing" in ended.stderr
-
-
 # ---- Reload ----
 
 

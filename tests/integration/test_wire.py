@@ -1394,7 +1394,6 @@ def test_serve_refuses_an_invalid_host() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sent_data"),
     [
-        ([], b"a broker needs a folder for messages: --data DIR, or --memory to store nothing"),
         (["--memory", "--data", "somewhere"], b"--data and --memory exclude each other"),
         (["--memory", "--server-name", "two\nlines"], b"must be a printable text"),
         (["--memory", "--server-name", "x" * 256], b"has 256 characters; at most 255"),

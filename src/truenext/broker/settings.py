@@ -59,6 +59,10 @@ class Durability(Enum):
     LOCAL = "local"
 
 
+DEFAULT_DATA = Path("truenext-data")
+"""Data folder of a broker that was given none, in its current folder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
     listen: tuple[str, ...] = setting(
@@ -78,10 +82,10 @@ class BrokerSettings:
     )
     data: Path | None = setting(
         None,
-        "Folder that messages are stored in, relative to the folder of the configuration file. A broker needs "
-        "this folder, or memory = true.",
+        "Folder that messages are stored in, relative to the folder of the configuration file. Without this setting "
+        f"and memory = true, the folder is {DEFAULT_DATA} where `truenext serve` is called.",
         fixed=_WITH_STORE,
-        reason="The operator chooses where messages are stored.",
+        reason="A first broker starts without a choice, and still keeps its messages.",
     )
     memory: bool = setting(
         False,

@@ -7,7 +7,7 @@ import click
 from rich.table import Column, Table
 
 from truenext.broker.config import Configuration, configure, format_value, with_files
-from truenext.broker.settings import BrokerSettings, fault_of_store
+from truenext.broker.settings import DEFAULT_DATA, BrokerSettings, fault_of_store
 from truenext.cli import sizing, terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
@@ -84,7 +84,9 @@ def _print_notes(configuration: Configuration) -> None:
     """Print which settings a broker would reject, depending on its command line or its machine."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
-        terminal.echo("note: the file names no folder for messages; `truenext serve` needs --data DIR or --memory.")
+        terminal.echo(
+            f"note: the file names no folder for messages; `truenext serve` uses ./{DEFAULT_DATA} where it is called."
+        )
     if (
         not settings.allow_anonymous
         and settings.users is None
@@ -104,7 +106,7 @@ def _print_notes(configuration: Configuration) -> None:
 def _print_sizes(settings: BrokerSettings) -> None:
     """Print what a broker with these settings needs of this machine, and what is too small."""
     try:
-        facts = sizing.read_machine(None if settings.memory else settings.data)
+        facts = sizing.read_machine(None if settings.memory else settings.data or DEFAULT_DATA)
     except OSError as error:
         terminal.echo(f"note: the disk of the data folder cannot be examined: {error.strerror}.")
         facts = sizing.read_machine(None)

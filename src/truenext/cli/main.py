@@ -9,6 +9,7 @@ COMMAND_MODULES = {
     "audit": "audit",
     "backup": "backup",
     "browse": "messages",
+    "completion": "completion",
     "config": "config",
     "drain": "drain",
     "failover": "failover",
@@ -38,10 +39,16 @@ COMMAND_MODULES = {
 def _print_version(context: click.Context, _: click.Parameter, is_requested: bool) -> None:
     if not is_requested or context.resilient_parsing:
         return
-    # Only here: other commands start sooner without it.
-    from truenext.wire.stomp.speedups import CODEC_LANGUAGE
+    # Only here: other commands start sooner without these modules.
+    if context.params["is_json"]:
+        from truenext.cli import terminal
+        from truenext.cli.version import describe_installation
 
-    click.echo(f"truenext, version {VERSION}, codec in {CODEC_LANGUAGE}")
+        terminal.write_json(describe_installation())
+    else:
+        from truenext.wire.stomp.speedups import CODEC_LANGUAGE
+
+        click.echo(f"truenext, version {VERSION}, codec in {CODEC_LANGUAGE}")
     context.exit()
 
 
@@ -50,9 +57,18 @@ def _print_version(context: click.Context, _: click.Parameter, is_requested: boo
     "--version",
     is_flag=True,
     expose_value=False,
-    is_eager=True,
     callback=_print_version,
     help="Show the version, and the language of the codec's inner loops, and exit.",
 )
-def main() -> None:
+@click.option(
+    "--json",
+    "is_json",
+    is_flag=True,
+    # Before --version, wherever it stands.
+    is_eager=True,
+    help="With --version: show also Python, libraries, and formats of files and tables, as JSON.",
+)
+def main(is_json: bool) -> None:
     """A message broker that always hands out the true next message."""
+    if is_json:
+        raise click.UsageError("--json before a command is for --version: put it after the command")

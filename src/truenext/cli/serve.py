@@ -1,6 +1,7 @@
 """Assembly of a broker, its run, and its stop."""
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import signal
@@ -23,6 +24,7 @@ from truenext.cli import early_signals, logs, machine
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
 from truenext.cli.postgresql import open_log
+from truenext.cli.service_manager import ServiceManager, find_service_manager
 from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, HandedOverError, StoreBehindError, TruenextError
@@ -88,11 +90,16 @@ def serve(
         raise ConfigurationError(fault)
     # Before the broker stands by, perhaps for months.
     _log_warnings(configuration)
-    member = _member_settings(configuration)
+    manager = find_service_manager()
+    if manager.has_watchdog:
+        # The SIGABRT of a watchdog prints the stack of each thread.
+        faulthandler.enable()
+    member = _member_settings(configuration, manager)
     reloader = None if reread is None else Reloader(configuration, reread, apply=partial(_apply_settings, member))
     with ExitStack() as resources:
+        resources.callback(manager.close)
         opened, engine, recovered = _open_and_recover(
-            configuration, member, resources, take_over=take_over, reloader=reloader
+            configuration, member, resources, take_over=take_over, reloader=reloader, manager=manager
         )
         if reloader is not None:
             configuration = reloader.current
@@ -114,7 +121,7 @@ def serve(
             session_factories=make_session_factories(),
         )
         apply = partial(_apply_changes, tls, opened.exporter)
-        run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply)
+        run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply, manager)
         run = partial(run, after_clean_stop=recovered.clean_stop, identity=recovered.identity)
         # Frees the names of all queues.
         del recovered
@@ -130,17 +137,18 @@ def _open_and_recover(
     *,
     take_over: bool,
     reloader: Reloader | None,
+    manager: ServiceManager,
 ) -> tuple[_OpenStore, Engine, Recovered]:
-    """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over, and reloads
-    its configuration at SIGHUP meanwhile. `resources` closes the store.
+    """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over. Meanwhile it
+    reloads its configuration at SIGHUP, and feeds the watchdog of the service manager. `resources` closes the store.
 
     Raises: see `_open_store` and `recover`
     """
     while True:
         with ExitStack() as attempt:
             opened = _open_store(configuration.broker, member, attempt, take_over=take_over)
-            if reloader is not None and isinstance(opened.store, EmbeddedStore):
-                opened.store.while_standing_by = partial(_reload_if_signalled, reloader)
+            if isinstance(opened.store, EmbeddedStore):
+                opened.store.while_standing_by = partial(_while_standing_by, reloader, manager)
             try:
                 engine, recovered = _recover(configuration, opened)
             except StoreBehindError as error:
@@ -150,8 +158,9 @@ def _open_and_recover(
             return opened, engine, recovered
 
 
-def _reload_if_signalled(reloader: Reloader) -> None:
-    if early_signals.take_noted_sighup():
+def _while_standing_by(reloader: Reloader | None, manager: ServiceManager) -> None:
+    manager.feed_watchdog()
+    if reloader is not None and early_signals.take_noted_sighup():
         reloader.reload()
 
 
@@ -280,15 +289,23 @@ def _make_backups(configuration: Configuration, store: Store) -> Backups:
     return Backups(store, settings.data, settings.backup_dir, refusal="", has_users=has_users)
 
 
-def _member_settings(configuration: Configuration) -> MemberSettings:
+def _member_settings(configuration: Configuration, manager: ServiceManager) -> MemberSettings:
     settings = configuration.broker
     return MemberSettings(
         name=settings.member or machine.member_name(),
         folder=settings.data or Path(),
         failover_after_s=settings.failover_after_ms / 1000,
         users="" if configuration.users is None else configuration.users.digest,
-        on_standing_by=lambda active: print(f"standing by for {active}" if active else "standing by", flush=True),
+        on_standing_by=partial(_report_standing_by, manager),
     )
+
+
+def _report_standing_by(manager: ServiceManager, active: str) -> None:
+    text = f"standing by for {active}" if active else "standing by"
+    print(text, flush=True)
+    # Ready, although no client can connect: a broker may stand by for months, and its service manager would end a
+    # start that takes so long.
+    manager.ready(text)
 
 
 def _open_log(settings: BrokerSettings, member: MemberSettings, *, take_over: bool) -> Log | None:
@@ -376,6 +393,7 @@ async def _run(
     tls: ListenerTls,
     reloader: Reloader | None,
     apply: Callable[[Broker, Configuration], None],
+    manager: ServiceManager,
     *,
     after_clean_stop: bool,
     identity: str,
@@ -399,6 +417,7 @@ async def _run(
         broker.failure.add_done_callback(lambda _: stop.set())
         broker.end = stop.set
         await broker.start(after_clean_stop=after_clean_stop, identity=identity)
+        manager.feed_watchdog_from(loop)
         if reloader is not None:
             reloader.also_apply(partial(apply, broker))
             broker.reload = reloader.reload
@@ -416,8 +435,10 @@ async def _run(
                 listener = make_listener(address, broker, loop, places=places, tls=used_tls)
                 listeners.append(listener)
                 print(f"listening on {listener.url}", flush=True)
+            manager.ready(f"listening on {', '.join(each.url for each in listeners)}")
             await stop.wait()
         finally:
+            manager.stopping()
             for listener in listeners:
                 listener.stop_reading()
             # Also if an address cannot be listened on: transient messages stored by the last run must survive this one.

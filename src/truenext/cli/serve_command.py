@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,15 @@ from typing import Any
 import click
 
 from truenext.broker.config import Configuration, configure, with_files
-from truenext.broker.settings import BrokerSettings, ClientCertificates, Durability, LogLevel, fault_of_store
-from truenext.cli import early_signals, logs
+from truenext.broker.settings import (
+    DEFAULT_DATA,
+    BrokerSettings,
+    ClientCertificates,
+    Durability,
+    LogLevel,
+    fault_of_store,
+)
+from truenext.cli import early_signals, logs, terminal
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.values import LISTENER_URL, MEMBER, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
 from truenext.model.limits import (
@@ -57,7 +65,12 @@ class ServeCommand(click.Command):
 
 
 @click.command(cls=ServeCommand)
-@click.option("--data", type=PathParam(file_okay=False), help="Folder in which messages are stored.")
+@click.option(
+    "--data",
+    type=PathParam(file_okay=False),
+    show_default=f"./{DEFAULT_DATA}",
+    help="Folder in which messages are stored.",
+)
 @click.option("--memory", is_flag=True, help="Store nothing on disk; for tests.")
 @_file_option(
     "--config",
@@ -215,12 +228,10 @@ def serve(
     )
 
     def read() -> Configuration:
-        return with_files(configure_broker())
+        return with_files(_with_data(configure_broker()))
 
     configuration = read()
     settings = configuration.broker
-    if settings.data is None and not settings.memory:
-        raise click.UsageError("a broker needs a folder for messages: --data DIR, or --memory to store nothing")
     if settings.memory and settings.disk_limit is not None:
         raise click.UsageError("--disk-limit is for a broker with --data")
     if settings.memory and options["history"]:
@@ -231,7 +242,18 @@ def serve(
     logs.configure_logging(settings.log_level.value)
     if config is not None:
         logger.info("configuration read", extra={"file": str(config)})
+    if settings.data == DEFAULT_DATA and options["data"] is None:
+        terminal.echo(f"truenext: the data folder is ./{DEFAULT_DATA}; --data DIR chooses another one", err=True)
     run_broker(configuration, read if has_files else None, take_over=take_over)
+
+
+def _with_data(configuration: Configuration) -> Configuration:
+    """Return the configuration of a broker that stores its messages in DEFAULT_DATA, unless it names another folder or
+    stores nothing."""
+    settings = configuration.broker
+    if settings.data is not None or settings.memory:
+        return configuration
+    return replace(configuration, broker=replace(settings, data=DEFAULT_DATA))
 
 
 def _specified(options: dict[str, Any]) -> dict[str, Any]:

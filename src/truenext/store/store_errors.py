@@ -8,7 +8,7 @@ import os
 import pwd
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import lmdb
@@ -91,15 +91,21 @@ def translated_errors(action: str, data: Path) -> Iterator[None]:
 
 
 def _permission_advice(path: Path) -> str:
-    """Return a text that says which permission on `path`, or on its folder, is missing."""
+    """Return a text that says which permission on `path`, or on its folder, is missing, and who owns that."""
     # Creating a file needs the permission on its folder. Path.exists raises where that folder may not be read.
     existing = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
-    number = os.geteuid()
+    text = f"the user {_user_name(os.geteuid())} needs the right to read and write {existing}"
+    with suppress(OSError):
+        text += f", which belongs to {_user_name(existing.stat().st_uid)}"
+    return text
+
+
+def _user_name(number: int) -> str:
+    """Return the name of a user; the number if the machine has no such user, as usual in a container."""
     try:
-        user = pwd.getpwuid(number).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        user = str(number)
-    return f"the user {user} needs the right to read and write {existing}"
+        return str(number)
 
 
 def damage_error(part: str, problem: str, data: Path) -> StoreError:
