@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover asan crash before bench bench-backlog bench-due bench-inbox bench-upgrade lock clean
+.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash before bench bench-backlog bench-due bench-inbox bench-upgrade lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -160,6 +160,10 @@ kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL
 failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), and 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n)
 	TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} $(PYTEST) -s tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py
 
+backups: .venv/test ## 200 backups of a busy broker, which is killed, or the command, in many of them (BACKUPS=n); 200 of a store with random batches, every planted fault, and 1,000 flipped bits (FLIPS=n)
+	TRUENEXT_BACKUPS=$${BACKUPS:-200} $(PYTEST) -s tests/integration/test_backup_kills.py
+	TRUENEXT_BACKUPS=$${BACKUPS:-200} TRUENEXT_FLIPS=$${FLIPS:-1000} TRUENEXT_DRAW=all $(PYTEST) -s tests/contract/test_backups.py
+
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
 	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
@@ -188,6 +192,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.openwire
 	$(BIN)/python -m bench.postgresql
 	$(BIN)/python -m bench.failover
+	$(BIN)/python -m bench.backup
 	$(BIN)/python -m bench.logins
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps

@@ -11,6 +11,7 @@ import sys
 import time
 from asyncio import AbstractEventLoop
 from pathlib import Path
+from typing import Any
 
 from truenext.broker.broker import Broker
 from truenext.cli.main import main
@@ -40,8 +41,8 @@ def _run() -> None:
     file = Path(sys.argv[1])
     start = Broker.start
 
-    async def watched_start(broker: Broker, *, after_clean_stop: bool = True) -> None:
-        await start(broker, after_clean_stop=after_clean_stop)
+    async def watched_start(broker: Broker, **options: Any) -> None:
+        await start(broker, **options)
         _watch(broker._loop)
 
     Broker.start = watched_start  # type: ignore[method-assign, assignment]

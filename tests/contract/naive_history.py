@@ -85,7 +85,7 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
                 own[name] = struct.unpack_from(layout, blocks)
                 blocks = blocks[struct.calcsize(layout) :]
             for n in range(count):
-                event = _event(number, run, time, kind, code, names.get(queue), other, names, own, n)
+                event = _event(number, run, time, kind, code, queue, other, names, own, n)
                 if event["kind"] in ("returned", "dead-lettered", "handled") and other:
                     event["cause"] = causes[other]
                 yield event
@@ -98,15 +98,15 @@ def _event(
     time: int,
     kind: int,
     code: int,
-    queue: str | None,
+    number_of_queue: int,
     other: int,
     names: dict[int, str],
     own: dict[str, tuple[int, ...]],
     n: int,
 ) -> dict[str, Any]:
     event: dict[str, Any] = {"event": number, "run": run, "at": time, "kind": KINDS[kind]}
-    if queue is not None:
-        event["queue"] = queue
+    if event["kind"] != "run-started" and number_of_queue in names:
+        event["queue"] = names[number_of_queue]
     event |= {name: values[n] for name, values in own.items()}
     match event["kind"]:
         case "accepted":
@@ -132,4 +132,6 @@ def _event(
             event["reason"] = REASONS[code]
             if other:
                 event["epoch"] = other
+            if number_of_queue:
+                event["store"] = f"{number_of_queue:08x}"
     return event

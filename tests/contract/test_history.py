@@ -978,6 +978,24 @@ def test_restore_skips_chunks_that_the_files_have(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == recorded.events()
 
 
+def test_restore_without_files_begins_a_history_with_the_next_file_and_uses_no_number_again(tmp_path: Path) -> None:
+    """As after a restore of a backup without history: the journal has events of queues whose names are in no file."""
+    event_log = EventLog(run=3, first_event=7)
+    chunks = []
+    for _ in range(3):
+        event_log.on_committed(1)
+        chunks.append(event_log.close_chunk(of_batch=True))
+    history = HistoryWriter(tmp_path)
+    history.restore(chunks[1:])
+    assert history.start_run(after_clean_stop=False) == (4, 10 + GAP_EVENTS)
+    assert history_files(tmp_path) == []
+    later = EventLog(run=4, first_event=10 + GAP_EVENTS)
+    later.on_committed(1)
+    history.append(later.close_chunk(of_batch=True))
+    history.close()
+    assert [event["event"] for event in read_folder(tmp_path)] == [10 + GAP_EVENTS]
+
+
 def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
     event_log = EventLog(run=3, first_event=7)
     history = HistoryWriter(tmp_path)

@@ -34,21 +34,25 @@ from tests.contract.disk import LANE, Disk, key, put
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
-from truenext.model.batch import NO_MARK
+from truenext.model.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.model.limits import SEQUENCE_BLOCK
 from truenext.model.policy import Policies
 from truenext.model.record import encode_record, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
+from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION, CheckpointPosition
 from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME, SECTOR, has_flipped_bit
-from truenext.store.lmdb_file import LmdbTree, RawLmdbReader, read_metas
+from truenext.store.lmdb_metas import read_metas
+from truenext.store.overlay import SegmentIndex
 from truenext.store.salvage import journal as salvaged_journal
+from truenext.store.salvage.lmdb_reader import VALUE_BYTES_MAX
 from truenext.store.store import Recovered
 
 PAGE = 4096
+LEAF = 2
+"""Flags of a page of entries."""
 SEED = 5
 
 
@@ -532,14 +536,36 @@ def rewrite(data: Path, database: str, change: Callable[[lmdb.Transaction[bytes]
         change(txn, env.open_db(database.encode(), txn=txn))
 
 
-def pages_of(data: Path, database: bytes) -> tuple[int, list[int]]:
-    """Root and leaves."""
-    path = data / "lmdb/data.mdb"
-    file = RawLmdbReader(path, read_metas(path)[0][0], pytest.fail)
-    tree = next(LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
-    leaves = list(dict.fromkeys(leaf.page for leaf in file.walk(tree, "")))
-    file.close()
-    return tree.root, leaves
+def root_of(data: Path, database: bytes) -> int:
+    """Return the number of the root page of a database."""
+    with lmdb.open(str(data / "lmdb"), readonly=True, lock=False) as env, env.begin() as txn:
+        # Flags, depth and four counts are before it.
+        (root,) = struct.unpack_from("<Q", txn.get(database, b""), 40)
+    return int(root)
+
+
+def compact(data: Path) -> None:
+    """Write the checkpoint anew, without free pages, so that each key is in the file once."""
+    with lmdb.open(str(data / "lmdb"), max_dbs=DATABASES_MAX) as env, (data / "compacted").open("wb") as file:
+        env.copyfd(file.fileno(), compact=True)
+    (data / "compacted").rename(data / "lmdb/data.mdb")
+
+
+def leaves_of(data: Path, database: bytes) -> list[tuple[int, list[bytes]]]:
+    """Return the leaves of a database in a compacted checkpoint: page number, and keys."""
+    content = (data / "lmdb/data.mdb").read_bytes()
+    with lmdb.open(str(data / "lmdb"), readonly=True, lock=False, max_dbs=DATABASES_MAX) as env, env.begin() as txn:
+        keys = [*txn.cursor(env.open_db(database, txn=txn, create=False)).iternext(values=False)]
+    leaves: dict[int, list[bytes]] = {}
+    for page in range(2, len(content) // PAGE):
+        flags, lower = struct.unpack_from("<HH", content, page * PAGE + 10)
+        if flags == LEAF:
+            for (at,) in struct.iter_unpack("<H", content[page * PAGE + 16 : page * PAGE + lower]):
+                size = struct.unpack_from("<H", content, page * PAGE + at + 6)[0]
+                leaves.setdefault(page, []).append(content[page * PAGE + at + 8 : page * PAGE + at + 8 + size])
+    wanted = set(keys)
+    found = [(page, on_page) for page, on_page in leaves.items() if wanted.issuperset(on_page)]
+    return sorted(found, key=lambda leaf: leaf[1])
 
 
 def overwrite(data: Path, page: int) -> None:
@@ -556,47 +582,6 @@ def first_message(data: Path, database: str = "messages") -> tuple[bytes, bytes]
     found: list[tuple[bytes, bytes]] = []
     rewrite(data, database, lambda txn, db: found.append(next(iter(txn.cursor(db)))))
     return found[0]
-
-
-def test_lmdb_reads_the_same(data: Path) -> None:
-    path = data / "lmdb/data.mdb"
-    states, what = read_metas(path)
-    assert not what
-    file = RawLmdbReader(path, states[0], pytest.fail)
-    file.read_free_pages()
-    trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
-    assert trees[b"messages"].depth == 3
-    assert trees[b"messages"].overflows
-    with lmdb.open(str(data / "lmdb"), max_dbs=DATABASES_MAX, readonly=True, lock=False) as env, env.begin() as txn:
-        for name in DATABASES:
-            expected = [*txn.cursor(env.open_db(name, txn=txn))]
-            assert [(leaf.key, leaf.value) for leaf in file.walk(trees[name], "")] == expected
-    assert file.is_free_list_complete
-    assert file.unreached_pages == 0
-    file.close()
-
-
-def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
-    """Data on a page that is neither would be lost; random writes and removals never make one."""
-    seed = random.Random(SEED)
-    checkpoint = Checkpoint(tmp_path)
-    there: list[bytes] = []
-    for sequence in range(30):
-        names = [message_key(lane_key(seed.randrange(5), 4), sequence * 100 + n) for n in range(20)]
-        checkpoint.put_messages(
-            sorted((name, seed.randbytes(seed.randrange(5000))) for name in names), are_transient=False
-        )
-        there += names
-        seed.shuffle(there)
-        removed = [there.pop() for _ in range(seed.randrange(len(there)))]
-        checkpoint.delete_messages((name, False) for name in removed)
-        file = RawLmdbReader(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
-        file.read_free_pages()
-        trees = [LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
-        assert sum(1 for tree in trees for _ in file.walk(tree, "")) >= len(there)
-        assert (file.unreached_pages, file.pages_seen) == (0, file.pages - 2)
-        file.close()
-    checkpoint.close()
 
 
 def test_a_damaged_message_is_named_and_left_out(data: Path, content: Content) -> None:
@@ -645,8 +630,9 @@ def test_a_salt_is_not_worked_out_from_one_frame_alone(tmp_path: Path) -> None:
 def test_counts_are_compared_with_the_messages_that_exist(data: Path, content: Content) -> None:
     marks: list[bytes] = []
     rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
-    _, leaves = pages_of(data, b"messages")
-    name = next(name for name in names_on(data, leaves[0]) if name not in marks)
+    names: list[bytes] = []
+    rewrite(data, "messages", lambda txn, db: names.extend(txn.cursor(db).iternext(values=False)))
+    name = next(name for name in names if name not in marks)
     rewrite(data, "messages", lambda txn, db: txn.delete(name, db=db))
     (line,) = check(data)
     assert "its count says " in line and " exist" in line
@@ -676,63 +662,115 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
 
 
 @pytest.mark.parametrize("database", [name.decode() for name in DATABASES])
-def test_export_finds_the_pages_below_a_lost_database_root(data: Path, content: Content, database: str) -> None:
-    """Entries on the root itself are lost where the database has no other page."""
-    root, leaves = pages_of(data, database.encode())
-    overwrite(data, root)
-    assert any(f"page {root} says that it is page" in line for line in check(data))
+def test_database_whose_root_is_lost_costs_its_own_entries_only(data: Path, content: Content, database: str) -> None:
+    overwrite(data, root_of(data, database.encode()))
+    assert any(line.startswith(f"lmdb/data.mdb: {database}: ") for line in check(data))
     exported = export(data)
-    assert exported.shelf.keys() == content.shelf.keys()
-    if database.endswith("marks"):
-        # Nothing in a mark tells that it is one.
+    if database in ("messages", "transients"):
+        is_lost = {"messages": True, "transients": False}[database]
+        assert exported.shelf
+        for lane, of_lane in exported.shelf.items():
+            for sequence, one in of_lane.items():
+                assert content.shelf[lane][sequence] == one
+        checkpointed = sum(map(len, content.shelf.values())) - sum(map(len, exported.shelf.values()))
+        lost = [
+            one
+            for lane, of_lane in content.shelf.items()
+            for sequence, one in of_lane.items()
+            if sequence not in exported.shelf.get(lane, {})
+        ]
+        assert checkpointed == len(lost) > 0
+        assert all(one.message is not None and one.message.persistent is is_lost for one in lost)
+    elif database.endswith("marks"):
         assert bodies(exported) == bodies(content)
-    elif root not in leaves:
-        expect_all_but(exported, content, [])
-    else:
-        assert {lane: set(of_lane) for lane, of_lane in exported.shelf.items()} == {
-            lane: set(of_lane) for lane, of_lane in content.shelf.items()
-        }
-    if database == "queues":
+    elif database == "queues":
         assert exported.queues == {number: f"recovered.{number}" for number in QUEUES}
-    if database == "producers":
+        assert exported.shelf == content.shelf
+    elif database == "producers":
         assert exported.producers == {}
+        assert exported.shelf == content.shelf
+    elif database != "timers":
+        expect_all_but(exported, content, [])
 
 
-def test_without_the_page_that_leads_to_the_databases_nothing_is_lost(data: Path, content: Content) -> None:
-    overwrite(data, read_metas(data / "lmdb/data.mdb")[0][0].main.root)
+def test_without_the_page_that_leads_to_the_databases_the_journal_is_saved(data: Path, content: Content) -> None:
+    overwrite(data, main_root(data))
     found = check(data)
     assert all(f"lmdb/data.mdb: the database {name.decode()} is missing" in found for name in DATABASES)
-    expect_all_but(export(data), content, [])
+    exported = export(data)
+    assert exported.shelf
+    for lane, of_lane in exported.shelf.items():
+        assert {sequence: one.message for sequence, one in of_lane.items()}.items() <= {
+            sequence: one.message for sequence, one in content.shelf[lane].items()
+        }.items()
 
 
-def test_a_leaf_costs_its_own_messages_only(data: Path, content: Content) -> None:
-    _, leaves = pages_of(data, b"messages")
-    on_page = [name for name in names_on(data, leaves[3]) if sequence_of(name) in content.shelf[name[:5]]]
-    overwrite(data, leaves[3])
-    assert any(f"page {leaves[3]} says that it is page" in line for line in check(data))
-    expect_all_but(export(data), content, on_page)
+def test_leaf_that_cannot_be_read_costs_its_own_messages_only(data: Path, content: Content) -> None:
+    compact(data)
+    leaves = leaves_of(data, b"messages")
+    page, names = leaves[len(leaves) // 2]
+    overwrite(data, page)
+    assert any(line.startswith("lmdb/data.mdb: messages: ") for line in check(data))
+    expect_all_but(export(data), content, [name for name in names if sequence_of(name) in content.shelf[name[:5]]])
 
 
-def names_on(data: Path, page: int) -> list[bytes]:
-    """Keys of messages on a leaf."""
+def test_leaf_of_marks_that_cannot_be_read_costs_its_own_marks_only(tmp_path: Path) -> None:
+    """The keys behind it are read backwards, and their messages forwards."""
+    keys = [key(sequence) for sequence in range(1, 800)]
+    message = message_of(keys[0], random.Random(1), persistent=True)
+    (tmp_path / "data").mkdir()
+    checkpoint = Checkpoint(tmp_path / "data/lmdb")
+    checkpoint.put_messages([(one, encode_record(one, message)) for one in keys], are_transient=False)
+    # Of every second, so that keys tell marks from messages.
+    marks = {one: Mark(1, sequence_of(one)) for one in keys[::2]}
+    checkpoint.put_marks({one: (mark, NO_CAUSES) for one, mark in marks.items()})
+    index = SegmentIndex(1, queues={1: "orders"}, sequence_limit=1000, clean_stop=True)
+    checkpoint.finish_checkpoint([index], {}, CheckpointPosition(0, 0))
+    checkpoint.close()
+    compact(tmp_path / "data")
+    leaves = leaves_of(tmp_path / "data", b"marks")
+    page, lost = leaves[len(leaves) // 2]
+    overwrite(tmp_path / "data", page)
+    found = check(tmp_path / "data")
+    assert any(line.startswith("lmdb/data.mdb: marks: ") for line in found)
+    assert not any("is missing, but its mark" in line for line in found)
+    exported = export(tmp_path / "data").shelf[LANE]
+    assert {sequence: one.mark for sequence, one in exported.items()} == {
+        sequence_of(one): NO_MARK if one in lost else marks.get(one, NO_MARK) for one in keys
+    }
+
+
+def enlarge_value(data: Path) -> bytes:
+    """Give a value that has pages of its own a size beyond the end of the file, where LMDB's process gets a SIGBUS.
+    Return the key."""
+    content = bytearray((data / "lmdb/data.mdb").read_bytes())
+    for page, names in leaves_of(data, b"messages"):
+        for name in names:
+            at = content.index(name, page * PAGE) - 8
+            if struct.unpack_from("<H", content, at + 4)[0] == 1:
+                struct.pack_into("<HH", content, at, *divmod(VALUE_BYTES_MAX - 1, 1 << 16)[::-1])
+                (data / "lmdb/data.mdb").write_bytes(content)
+                return name
+    raise AssertionError("no value has pages of its own")
+
+
+def test_value_that_ends_the_process_of_lmdb_costs_one_message_and_is_named(data: Path, content: Content) -> None:
+    compact(data)
+    name = enlarge_value(data)
+    found = check(data)
+    assert "lmdb/data.mdb: messages: LMDB ended the process that read it (SIGBUS)" in found
+    expect_all_but(export(data), content, [name])
+
+
+def test_checkpoint_that_lost_its_end_is_named_and_the_rest_saved(data: Path, content: Content) -> None:
+    compact(data)
     path = data / "lmdb/data.mdb"
-    file = RawLmdbReader(path, read_metas(path)[0][0], pytest.fail)
-    trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
-    found = [leaf.key for leaf in file.walk(trees[b"messages"], "") if leaf.page == page]
-    file.close()
-    return found
-
-
-def test_export_omits_acknowledged_messages_when_the_free_page_list_is_lost(data: Path, content: Content) -> None:
-    """Free pages hold what was acknowledged long ago."""
-    overwrite(data, read_metas(data / "lmdb/data.mdb")[0][0].free.root)
-    expect_all_but(export(data), content, [])
-    root, _ = pages_of(data, b"messages")
-    overwrite(data, root)
-    shutil.rmtree(data.parent / "new")
+    os.truncate(path, path.stat().st_size // 2)
+    assert any(line.startswith("lmdb/data.mdb: ") for line in check(data))
     for lane, of_lane in export(data).shelf.items():
-        assert of_lane.items() <= content.shelf[lane].items()
-    assert "whether they are free is not known" in truenext("check", data).stdout
+        assert {sequence: one.message for sequence, one in of_lane.items()}.items() <= {
+            sequence: one.message for sequence, one in content.shelf[lane].items()
+        }.items()
 
 
 @pytest.mark.parametrize("page", [0, 1])
@@ -755,20 +793,16 @@ def test_without_any_checkpoint_the_journal_is_saved(data: Path, content: Conten
         }.items()
 
 
-def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
-    """LMDB would write over it."""
-    path = data / "lmdb/data.mdb"
-    _, leaves = pages_of(data, b"messages")
-    meta = read_metas(path)[0][0]
-    file = RawLmdbReader(path, meta, pytest.fail)
-    (free, *_) = file.walk(meta.free, "list of free pages")
-    file.close()
-    content = bytearray(path.read_bytes())
-    at = content.index(free.value, free.page * PAGE)
-    struct.pack_into("<Q", content, at + 8, leaves[0])
-    path.write_bytes(content)
-    found = check(data)
-    assert any("its list of free pages is damaged" in line or "is in use and free" in line for line in found)
+def test_page_that_is_neither_free_nor_in_use_is_named(data: Path) -> None:
+    """Damaged is the length of the list of free pages: LMDB would never use some of them again."""
+    content = bytearray((data / "lmdb/data.mdb").read_bytes())
+    at = free_root(data) * PAGE
+    (node,) = struct.unpack_from("<H", content, at + 16)
+    (count,) = struct.unpack_from("<Q", content, at + node + 16)
+    assert count
+    struct.pack_into("<Q", content, at + node + 16, count - 1)
+    (data / "lmdb/data.mdb").write_bytes(content)
+    assert any("LMDB says " in line for line in check(data))
 
 
 def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
@@ -890,11 +924,29 @@ def test_a_state_that_is_over_is_not_taken_for_the_last(data: Path, content: Con
         pages[at + bit // 8] ^= 1 << bit % 8
 
 
+def tree_root(data: Path, offset: int) -> int:
+    """Return the root page of the tree at this offset in the current one of the first two pages."""
+    content = (data / "lmdb/data.mdb").read_bytes()
+    meta = read_metas(data / "lmdb/data.mdb")[0][0]
+    (root,) = struct.unpack_from("<Q", content, meta.transaction % 2 * PAGE + 16 + offset + 40)
+    return int(root)
+
+
+def free_root(data: Path) -> int:
+    """Return the root page of the list of free pages."""
+    return tree_root(data, 24)
+
+
+def main_root(data: Path) -> int:
+    """Return the root page of the list of databases."""
+    return tree_root(data, 72)
+
+
 def flip_in_main(data: Path, name: bytes, offset: int, bit: int) -> None:
     """In the entry of a database: `offset` counts from its name on."""
     path = data / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
-    page = read_metas(path)[0][0].main.root * PAGE
+    page = main_root(data) * PAGE
     at = content.index(struct.pack("<H", len(name)) + name, page, page + PAGE) + 2
     content[at + offset] ^= 1 << bit
     path.write_bytes(content)
@@ -912,25 +964,20 @@ def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: byte
     """The flag of reverse keys."""
     flip_in_main(data, name, len(name) + 4, 1)
     assert f"the database {name.decode()} has unexpected flags" in store_error(data)
-    assert f"lmdb/data.mdb: it has flags 0x2 ({name.decode()})" in check(data)
+    assert any(line.startswith(f"lmdb/data.mdb: {name.decode()}: ") for line in check(data))
 
 
 def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
-    """Damaged are a field that must be zero, and the kind of a database's entry."""
-    path = data / "lmdb/data.mdb"
-    flip_in_main(data, b"messages", len(b"messages"), 0)
-    assert check(data) == ["lmdb/data.mdb: its unused bytes are 0x1 instead of 0 (messages)"]
-    flip_in_main(data, b"messages", len(b"messages"), 0)
+    """Damaged is the kind of a database's entry."""
     flip_in_main(data, b"messages", -4, 1)
-    (line,) = check(data)
-    assert f"page {read_metas(path)[0][0].main.root} has entries of the wrong kind" in line
+    assert any("lmdb/data.mdb: messages: LMDB says MDB_INCOMPATIBLE" in line for line in check(data))
     assert "LMDB says MDB_INCOMPATIBLE" in store_error(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
 def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     """Damaged is the number of nodes on a page."""
-    root, _ = pages_of(data, database.encode())
+    root = root_of(data, database.encode())
     path = data / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
     lower = struct.unpack_from("<H", content, root * PAGE + 12)[0]
@@ -942,14 +989,14 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
 def test_values_that_are_out_of_order_are_not_believed(data: Path, database: str) -> None:
     """LMDB would find none of them to replace it, and keep two."""
-    root, _ = pages_of(data, database.encode())
+    root = root_of(data, database.encode())
     path = data / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
     at = root * PAGE + 16
     content[at : at + 4] = content[at + 2 : at + 4] + content[at : at + 2]
     path.write_bytes(content)
     assert f"in {database} is out of order" in store_error(data)
-    assert any(f"page {root} has keys that are not in order ({database})" in line for line in check(data))
+    assert any(line.startswith(f"lmdb/data.mdb: {database}: the entry ") for line in check(data))
 
 
 def test_uncounted_messages_are_missed(data: Path) -> None:
@@ -970,7 +1017,7 @@ def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
     checkpoint.put_messages([(key(sequence), b"record") for sequence in range(1, 10)], are_transient=False)
     checkpoint.close()
     path = tmp_path / "lmdb/data.mdb"
-    root, _ = pages_of(tmp_path, b"messages")
+    root = root_of(tmp_path, b"messages")
     whole = path.read_bytes()
     for sequence, damaged in ((3, key(1)), (9, key(8)), (9, key(9, lane_key(0, 5)))):
         at = whole.index(key(sequence) + b"record", root * PAGE)
@@ -1011,8 +1058,9 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
     names = [key(sequence) for sequence in range(0, 400, 2)]
     checkpoint.put_messages([(name, bytes(500)) for name in names], are_transient=False)
     checkpoint.close()
-    root, leaves = pages_of(tmp_path, b"messages")
-    before, page, *_ = (names_on(tmp_path, number) for number in leaves[2:])
+    compact(tmp_path)
+    root = root_of(tmp_path, b"messages")
+    before, page, *_ = (names for _, names in leaves_of(tmp_path, b"messages")[2:])
     path = tmp_path / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
     at = content.index(page[0], root * PAGE, (root + 1) * PAGE)
@@ -1048,7 +1096,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
 
 @pytest.mark.parametrize("name", ["check", "export"])
 def test_damage_names_the_commands_and_the_folder(data: Path, name: str) -> None:
-    overwrite(data, pages_of(data, b"counts")[0])
+    overwrite(data, root_of(data, b"counts"))
     assert f"`truenext store {name} {data}" in store_error(data)
     path = data / "lmdb/data.mdb"
     with path.open("r+b") as file:

@@ -345,6 +345,10 @@ def a_failover_needs_no_admin(patch: Patch) -> None:
     patch.setitem(access.VERB_CHECKS, "failover", access._allow_verb)
 
 
+def a_backup_needs_no_admin(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "backup", access._allow_verb)
+
+
 def queues_are_listed_for_users_without_a_right_on_them(patch: Patch) -> None:
     patch.setattr(access, "may_see", lambda *_: True)
 

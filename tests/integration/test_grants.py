@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
-from truenext.broker import connection_request, failover_request, producer_request
+from truenext.broker import backup_request, connection_request, failover_request, producer_request
 from truenext.broker.control import QUERIES, QUEUE_CHANGES
 from truenext.broker.passwords import hash_password
 from truenext.engine.background import bulk
@@ -395,6 +395,15 @@ def ask_for_failover(client: UserClient) -> None:
     if refused.value.code != "control-request":
         raise refused.value
     assert "this broker has no log" in refused.value.text
+
+
+def ask_for_backup(client: UserClient) -> None:
+    """Ask a broker that has no folder for backups: it says so to a user who may ask."""
+    with pytest.raises(RequestRefused) as refused:
+        client.ask("backup")
+    if refused.value.code != "control-request":
+        raise refused.value
+    assert "backup" in refused.value.text
 
 
 def held_message(client: UserClient) -> Frame:
@@ -993,6 +1002,7 @@ BROKER = [
     row("status", "status", "monitor", lambda c: c.ask("status")["memory"], check=is_performed),
     row("reload", "reload", "admin", lambda c: expect(c.ask("reload")["errors"], []), check=is_performed),
     row("failover", "failover", "admin", ask_for_failover, check=is_performed),
+    row("backup", "backup", "admin", ask_for_backup, check=is_performed),
     row(
         "producer",
         "producer",
@@ -1347,7 +1357,7 @@ def is_named(case: Case, need: str, text: str) -> bool:
 def test_each_command_and_each_control_verb_has_a_row() -> None:
     kinds = {kind for row in ROWS for kind in row.kinds}
     assert {kind for kind in kinds if not isinstance(kind, str)} == set(get_args(Command)) - JMS_COMMANDS
-    others = {each.VERB for each in (connection_request, failover_request, producer_request)}
+    others = {each.VERB for each in (backup_request, connection_request, failover_request, producer_request)}
     verbs = {*QUERIES, *QUEUE_CHANGES, *bulk.VERBS, *others, *ACTION_PARSERS}
     assert {kind for kind in kinds if isinstance(kind, str)} == verbs
 

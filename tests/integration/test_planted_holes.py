@@ -293,6 +293,7 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.a_verb_that_is_missing_in_the_table_is_allowed: of_matrix("status", "all but monitor"),
     planted_holes.a_reload_needs_no_admin: of_matrix("reload", "all but admin"),
     planted_holes.a_failover_needs_no_admin: of_matrix("failover", "all but admin"),
+    planted_holes.a_backup_needs_no_admin: of_matrix("backup", "all but admin"),
     planted_holes.queues_are_listed_for_users_without_a_right_on_them: of_requests(
         test_grants.test_durable_subscription_is_not_listed_for_a_user_without_rights
     ),

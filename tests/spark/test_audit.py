@@ -25,7 +25,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.command import audit_histories, run_audit
-from truenext.spark.audit.runs import blocks, gaps
+from truenext.spark.audit.runs import blocks, earlier_broker, gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.schema import read_stage_events
@@ -163,6 +163,55 @@ def test_nacked_aborted_lost_and_closed_are_told_apart_in_the_redelivery_of_a_qu
     results.unpersist()
 
 
+def of_broker(history: list[Event], store: str | None, *, run: int = 1, after: int = 0) -> list[Event]:
+    """Return the history as that of a run of the broker with this identity, behind so many events."""
+    moved = [each | {"event": each["event"] + after, "run": run} for each in history]
+    return [each | {"store": store} if each["kind"] == "run-started" else each for each in moved]
+
+
+def restored_in_place(store: str | None) -> list[Event]:
+    """Return the history of a broker, and behind it that of one with the same messages, which has them again."""
+    history, _ = serve(true_next, 3, messages=60)
+    return [*of_broker(history, "0000000a"), *of_broker(history, store, run=2, after=len(history))]
+
+
+@pytest.mark.alternates("whole audits")
+def test_history_of_a_restored_broker_is_not_joined_to_that_of_the_original(frame: Frame) -> None:
+    """A planted fault: with the same identity, the audit finds messages dispatched that had gone."""
+    same = audit(frame(restored_in_place("0000000a")))
+    assert found(same)["duplicate", "orders"]
+    results = audit(frame(restored_in_place("0000000b")))
+    assert results.verdict.has_contract_held
+    assert results.verdict.notes[0] == (
+        "Up to run 1 the history is that of a broker with another identity, 0000000a; only later runs were judged."
+    )
+
+
+@pytest.mark.alternates("wrong histories")
+def test_identities_split_a_history_only_where_they_change(frame: Frame) -> None:
+    def earlier(*stores: str | None) -> tuple[str, int] | None:
+        empty: Event = dict.fromkeys(EVENTS.names)
+        starts = [
+            empty | {"event": run, "run": run, "at": EPOCH, "kind": "run-started", "store": store}
+            for run, store in enumerate(stores, 1)
+        ]
+        broker = earlier_broker(blocks(frame(starts)))
+        return None if broker is None else (broker.store, broker.next_run)
+
+    assert earlier(None, None) is None
+    assert earlier(None, "0000000a", "0000000a") is None
+    assert earlier("0000000a", None, "0000000b", None) == ("0000000a", 3)
+    assert earlier("0000000a", "0000000b", "0000000c", "0000000c") == ("0000000b", 3)
+
+
+@pytest.mark.alternates("wrong histories")
+def test_histories_of_two_brokers_in_one_folder_are_refused(frame: Frame) -> None:
+    history, _ = serve(true_next, 3, messages=20)
+    both = [*of_broker(history, "0000000a"), *of_broker(history, "0000000b")]
+    with pytest.raises(HistoryError, match=r"^run 1 is there twice, of the brokers with the identities 0000000a and 0"):
+        audit(frame(both))
+
+
 @pytest.mark.parametrize(
     "old",
     [
@@ -182,7 +231,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     folder = written(frame, [*right, old], tmp_path)
     with pytest.raises(HistoryError) as raised:
         audit_histories([folder])
-    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 12: use the "
+    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 13: use the "
     assert str(raised.value).startswith(expected)
 
 

@@ -150,6 +150,19 @@ def test_a_parquet_file_names_the_epoch_of_each_run_that_has_one(tmp_path: Path)
     assert ("epoch" in first, second["epoch"]) == (False, 3)
 
 
+def test_parquet_file_names_the_identity_of_each_run_and_takes_it_for_no_queue(tmp_path: Path) -> None:
+    event_log = EventLog()
+    # The number of the first identity is that of the first queue, too.
+    for identity in ("00000001", "fedcba98", ""):
+        event_log.run_started(after_clean_stop=True, identity=identity)
+    chunk = chunk_at(memoryview(event_log.close_chunk()), 0)
+    assert chunk is not None
+    write_by_date(arrow_table_of([chunk]), tmp_path / EVENTS_FOLDER, "1")
+    rows = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert [row.get("store") for row in rows] == ["00000001", "fedcba98", None]
+    assert not any("queue" in row for row in rows)
+
+
 @pytest.mark.parametrize("version", [OLDEST_HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_not_exported(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
@@ -168,7 +181,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
     assert re.search(
-        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 12", line
+        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 13", line
     )
 
 

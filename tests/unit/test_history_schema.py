@@ -15,7 +15,7 @@ OF_BLOCKS: dict[str, set[str]] = {
     "committed": {"batch"},
     "recovered": {"count"},
     "returned": {"reason", "cause"},
-    "run-started": {"reason", "epoch"},
+    "run-started": {"reason", "epoch", "store"},
     "dead-lettered": {"cause"},
     "handled": {"cause"},
     "subscribed": {"mode", "consumer"},
@@ -23,7 +23,7 @@ OF_BLOCKS: dict[str, set[str]] = {
     "window": {"consumer"},
     "requested": {"consumer"},
 }
-"""Columns that the block of an event has, in its fields `code` and `other`, by kind."""
+"""Columns that the block of an event has, in its fields `code`, `other` and `queue`, by kind."""
 
 
 def test_kinds_of_columns_are_those_of_events() -> None:

@@ -8,7 +8,9 @@ from msgspec import Struct
 from tools.reference.json_types import enum_table, fields_table, in_json, struct_parts
 from tools.reference.markdown import code, fence, joined, paragraphs, table, wrapped
 from tools.reference.members import members_of
-from truenext.broker import connection_request, control_answers, failover_request, producer_request
+from truenext.broker import backup_request, connection_request, control_answers, failover_request, producer_request
+from truenext.broker.backup_request import BackupAction, BackupRequest
+from truenext.broker.backups import BackupReport
 from truenext.broker.connection_request import (
     ConnectionReport,
     RedeliveryReport,
@@ -92,6 +94,7 @@ def _parts() -> Iterator[str]:
         yield fields_table(control_answers.QueueChange, only=only)
     yield from _bulk_work()
     yield from _failover()
+    yield from _backup()
     yield from _producer()
     yield from _connection()
     for verb, parser in ACTION_PARSERS.items():
@@ -111,6 +114,9 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
     yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
+    names = ", ".join(map(code, BackupRequest.__struct_fields__))
+    report = "[BackupReport](#backupreport)"
+    yield _link(backup_request.VERB), _summary(backup_request.run_backup_request), names, report
     names = ", ".join(code(member.name) for member in members_of(ProducerRequest))
     yield _link(producer_request.VERB), _summary(producer_request.make_producer_report), names, "numbers and outcome"
     report = _summary(connection_request.make_connection_report)
@@ -157,6 +163,14 @@ def _failover() -> Iterator[str]:
     yield wrapped(_first(failover_request.FailoverRequest.__doc__))
     yield fields_table(failover_request.FailoverRequest, is_request=True)
     yield from struct_parts(failover_request.FailoverReport, "###")
+
+
+def _backup() -> Iterator[str]:
+    yield f"## {backup_request.VERB}"
+    yield wrapped(_first(backup_request.BackupRequest.__doc__))
+    yield fields_table(BackupRequest, is_request=True)
+    yield enum_table("`action`", BackupAction)
+    yield from struct_parts(BackupReport, "###")
 
 
 def _producer() -> Iterator[str]:

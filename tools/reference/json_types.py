@@ -8,7 +8,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from msgspec import NODEFAULT, Meta, Struct, UnsetType
+from msgspec import NODEFAULT, Meta, Struct, UnsetType, to_builtins
 from msgspec.structs import FieldInfo, fields
 
 from tools.reference.limits import with_values
@@ -54,7 +54,7 @@ def _default(field: FieldInfo) -> str:
     if field.required:
         return "required"
     value = field.default if field.default is not NODEFAULT else field.default_factory()
-    return code(json.dumps(list(value) if isinstance(value, tuple) else value))
+    return code(json.dumps(to_builtins(value)))
 
 
 def type_text(hint: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from truenext.broker import connection_request, failover_request, producer_request
+from truenext.broker import backup_request, connection_request, failover_request, producer_request
 from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
@@ -341,6 +341,7 @@ VERB_CHECKS: dict[str, VerbCheck] = {
     "status": _check_status,
     "reload": _require_admin,
     failover_request.VERB: _require_admin,
+    backup_request.VERB: _require_admin,
     "pause": _check_queue_change,
     "resume": _check_queue_change,
     **dict.fromkeys(bulk.VERBS, _check_bulk),

@@ -23,6 +23,7 @@ from functools import partial
 
 import msgspec
 
+from truenext.broker.backups import Backups
 from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
@@ -76,10 +77,11 @@ class Broker:
         write_time: WriteTimeEstimate | None = None,
         users: Users | None = None,
         log: Log | None = None,
+        backups: Backups | None = None,
     ) -> None:
         """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a monotonic clock. `write_time` is an
         earlier estimate for this disk. Without `users` every client may do everything. `log` is the log of which the
-        store is a copy."""
+        store is a copy. Without `backups` the broker makes none."""
         self._engine = engine
         self._commands = engine.commands
         self._commit_state = engine.state.commit_state
@@ -87,6 +89,7 @@ class Broker:
         self._log = log
         self.silence = None if log is None else Silence(log)
         """Silence of the broker; None if it has no log, so that it is never silent."""
+        self._backups = backups or Backups()
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -163,6 +166,7 @@ class Broker:
             self._sliced_work,
             self.users,
             self._loop.time,
+            self._backups,
             query_context=partial(
                 QueryContext,
                 self._engine,
@@ -242,15 +246,16 @@ class Broker:
 
     # ---- Start, stop, turns and commits ----
 
-    async def start(self, *, after_clean_stop: bool = True) -> None:
-        """Start the broker. Returns once the start is durable; only then may connections be accepted.
+    async def start(self, *, after_clean_stop: bool = True, identity: str = "") -> None:
+        """Start the broker. Returns once the start is durable; only then may connections be accepted. `identity` is
+        that of the store, for the history.
 
         Raises: StoreError if the store cannot be written.
         """
         prepare_compiler()
         self._tick()
         epoch = 0 if self._log is None else self._log.status.epoch
-        self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch)
+        self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
         await self._drain()
         if self._log is not None:
             self._beat()
@@ -293,6 +298,7 @@ class Broker:
         self._cancel_beat()
         self._alarm.cancel()
         self.users.close()
+        self._backups.close()
         self.pager.close()
         self.committer.close()
 

@@ -40,7 +40,7 @@ _FAULT_OF: dict[str, Callable[[str], str | None]] = {
 }
 """Functions that check settings which are texts; they return a fault, or None or ""."""
 
-_ON_DISK = {"data", "disk_limit", "history", "store", "schema", "database_limit", "member"}
+_ON_DISK = {"data", "disk_limit", "backup_dir", "history", "store", "schema", "database_limit", "member"}
 """Settings that cannot be set together with memory = true."""
 
 _WITH_STORE = ("schema", "database_limit")

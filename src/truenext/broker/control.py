@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from truenext.broker import connection_request, failover_request, producer_request
+from truenext.broker import backup_request, connection_request, failover_request, producer_request
 from truenext.broker.control_answers import (
     LogReport,
     MemberReport,
@@ -97,7 +97,7 @@ def check_verb(verb: str) -> None:
     Raises: RemoteProtocolError with the known verbs, if there is none
     """
     if verb not in QUERIES:
-        others = [each.VERB for each in (connection_request, failover_request, producer_request)]
+        others = [each.VERB for each in (backup_request, connection_request, failover_request, producer_request)]
         known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST

@@ -144,7 +144,8 @@ class StatusReport(msgspec.Struct):
     """Free space for new messages: `plenty`, `little`, `none` or `full`."""
     disk_bytes: dict[str, int]
     """Sizes that decide `disk_level`, in bytes: `free` and `needed` on the disk; `used` and `limit` if the broker has a
-    disk limit; `database_used` and `database_limit` if its messages are in PostgreSQL."""
+    disk limit; `database_used` and `database_limit` if its messages are in PostgreSQL; `backup` while a backup needs
+    space."""
     page_reads: int
     """Number of pages that are being read from the store."""
     queues: int

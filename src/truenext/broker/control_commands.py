@@ -2,14 +2,15 @@
 
 bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
-producer, failover           answered at once
+producer, failover, backup   answered at once
 connection, and queries      answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
 from functools import partial
 
-from truenext.broker import access, connection_request, control, failover_request, producer_request
+from truenext.broker import access, backup_request, connection_request, control, failover_request, producer_request
+from truenext.broker.backups import Backups
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import SlicedWork
@@ -32,6 +33,7 @@ class ControlCommands:
         sliced_work: SlicedWork,
         users: UserSessions,
         time: Callable[[], float],
+        backups: Backups,
         *,
         query_context: Callable[[MaySee], control.QueryContext],
         schedule_turn: Callable[[], object],
@@ -39,6 +41,7 @@ class ControlCommands:
         """`time` returns seconds of a clock that does not jump."""
         self._engine = engine
         self._users = users
+        self._backups = backups
         self._query_context = query_context
         self._schedule_turn = schedule_turn
         self.only = ControlOnlyConnections(time)
@@ -63,6 +66,9 @@ class ControlCommands:
             engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
         elif request.verb == failover_request.VERB:
             report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
+            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
+        elif request.verb == backup_request.VERB:
+            report = backup_request.run_backup_request(self._backups, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(

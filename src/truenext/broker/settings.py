@@ -164,6 +164,13 @@ class BrokerSettings:
         fixed=_AT_START,
         reason="All of the disk but a reserve: most brokers have a disk of their own.",
     )
+    backup_dir: Path | None = setting(
+        None,
+        "Folder in which `truenext backup` makes backups, relative to the folder of the configuration file. It must "
+        "exist, outside the data folder, and no other user may write to it.",
+        fixed=_AT_START,
+        reason="A request names no path, so the operator does.",
+    )
     when_full: WhenFull = setting(
         WhenFull.SLOW,
         'Near the limit of the disk producers wait ("slow"), or are refused ("refuse"). Consumers continue either way.',

@@ -7,6 +7,7 @@ from truenext.version import VERSION
 
 COMMAND_MODULES = {
     "audit": "audit",
+    "backup": "backup",
     "browse": "messages",
     "config": "config",
     "failover": "failover",
@@ -19,6 +20,7 @@ COMMAND_MODULES = {
     "record": "record",
     "redrive": "bulk",
     "reload": "config",
+    "restore": "backup",
     "resume": "pause",
     "scheduled": "schedule",
     "send": "messages",

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from truenext.broker.backups import Backups
 from truenext.broker.broker import Broker
 from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
@@ -104,6 +105,7 @@ def serve(
             history=opened.history,
             users=configuration.users,
             log=opened.log,
+            backups=_make_backups(configuration, opened.store),
         )
         make_listener = partial(
             Listener,
@@ -113,7 +115,7 @@ def serve(
         )
         apply = partial(_apply_changes, tls, opened.exporter)
         run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply)
-        run = partial(run, after_clean_stop=recovered.clean_stop)
+        run = partial(run, after_clean_stop=recovered.clean_stop, identity=recovered.identity)
         # Frees the names of all queues.
         del recovered
         heir = runner.run(run())
@@ -257,6 +259,27 @@ def _open_store(
     return _OpenStore(store=store, history=history, exporter=exporter, log=log)
 
 
+def _make_backups(configuration: Configuration, store: Store) -> Backups:
+    settings = configuration.broker
+    refusal = ""
+    if settings.store is not None:
+        refusal = (
+            "a broker with --store makes no backups: its messages are in PostgreSQL, which is backed up as "
+            "docs/postgresql.md says"
+        )
+    elif not isinstance(store, EmbeddedStore):
+        refusal = "a broker with --memory has nothing to back up"
+    elif settings.backup_dir is None:
+        refusal = (
+            "this broker has no folder for backups: set backup_dir in [broker] of its configuration file, and start "
+            "it again"
+        )
+    if refusal or not isinstance(store, EmbeddedStore):
+        return Backups(refusal=refusal)
+    has_users = configuration.users is not None
+    return Backups(store, settings.data, settings.backup_dir, refusal="", has_users=has_users)
+
+
 def _member_settings(configuration: Configuration) -> MemberSettings:
     settings = configuration.broker
     return MemberSettings(
@@ -355,6 +378,7 @@ async def _run(
     apply: Callable[[Broker, Configuration], None],
     *,
     after_clean_stop: bool,
+    identity: str,
 ) -> str | None:
     """Run the broker until a signal or a request ends it. Returns the name of the broker that takes over, if there was
     such a request.
@@ -374,7 +398,7 @@ async def _run(
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
         broker.end = stop.set
-        await broker.start(after_clean_stop=after_clean_stop)
+        await broker.start(after_clean_stop=after_clean_stop, identity=identity)
         if reloader is not None:
             reloader.also_apply(partial(apply, broker))
             broker.reload = reloader.reload

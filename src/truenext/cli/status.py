@@ -55,6 +55,8 @@ def _disk_level(facts: dict[str, Any]) -> str:
         text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"
     if "limit" in sizes:
         text += f"; {sizes['used']:,} of {sizes['limit']:,} bytes used"
+    if "backup" in sizes:
+        text += f"; {sizes['backup']:,} bytes needed by a backup"
     if "database_limit" in sizes:
         text += f"; {sizes['database_used']:,} of {sizes['database_limit']:,} bytes used in the database"
     return text

@@ -4,20 +4,16 @@ in PostgreSQL are in store_log.py."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from truenext.cli import store_log, terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.postgresql import check_log, initialize_log
+from truenext.cli.progress_bar import progress_bar
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import SCHEMA, STORE_URL, DataFolderParam, PathParam, StorePlaceParam
 from truenext.errors import TruenextError
@@ -26,6 +22,7 @@ from truenext.store.check import SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.copying import detach as detach_copy
 from truenext.store.export import export as export_store
+from truenext.store.renewal import renew as renew_folder
 from truenext.store.salvage.damage import Damage
 
 
@@ -70,7 +67,7 @@ def init(url: str, schema: str, data: Path | None) -> None:
     Exits 0 if the tables were made, 2 if nothing was made.
     """
     try:
-        with _progress("written") as report:
+        with progress_bar("written") as report:
             initialize_log(url, schema, data, report)
     except (TruenextError, OSError) as error:
         raise NoAnswerFailure(error) from error
@@ -106,7 +103,7 @@ def check(place: Path | str, schema: str | None) -> None:
 
 def _check_database(url: str, schema: str) -> None:
     try:
-        with _progress("checked") as report:
+        with progress_bar("checked") as report:
             summary = check_log(url, schema, _print_damage, report)
     except (TruenextError, OSError) as error:
         raise NoAnswerFailure(error) from error
@@ -125,7 +122,7 @@ def _check_database(url: str, schema: str) -> None:
 
 def _check_folder(data: Path) -> None:
     try:
-        with _progress("checked") as report:
+        with progress_bar("checked") as report:
             summary = check_store(data, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history"))
         in_history = 0
         for name, what in find_damage(data / "history"):
@@ -180,6 +177,26 @@ def detach(data: Path) -> None:
 
 
 @store.command()
+@click.argument("data", metavar="DIR", type=DataFolderParam(exists=True, file_okay=False))
+def renew(data: Path) -> None:
+    """Give the data folder DIR a new identity.
+
+    For a folder that is a copy of another one, such as a snapshot of a disk, if both may be used. Stop the broker of
+    DIR first. All else in the folder stays. For clients, outboxes and Spark, its broker is another one from then on;
+    see docs/operations.md.
+
+    Exits 0 if the folder has a new identity, 2 if nothing was changed.
+    """
+    try:
+        identity = renew_folder(data)
+    except TruenextError as error:
+        raise NoAnswerFailure(error) from error
+    terminal.echo(
+        f"{data} has the identity {identity} now: `truenext serve --data {quote(str(data))}` starts a broker with it."
+    )
+
+
+@store.command()
 @click.argument("data", metavar="DIR", type=DataFolderParam())
 @click.argument("new", metavar="NEW", type=PathParam())
 def export(data: Path, new: Path) -> None:
@@ -192,7 +209,7 @@ def export(data: Path, new: Path) -> None:
     copied. Exits 0 if everything could be read, 1 if a part could not, 2 if nothing was written.
     """
     try:
-        with _progress("read") as report:
+        with progress_bar("read") as report:
             summary = export_store(
                 data, new, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history")
             )
@@ -207,17 +224,6 @@ def export(data: Path, new: Path) -> None:
         )
         raise SystemExit(1)
     terminal.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    console = Console(stderr=True)
-    # Text printed meanwhile goes around the bar, but a redirected standard output stays redirected.
-    with Progress(
-        console=console, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print_damage(finding: Damage) -> None:

@@ -55,14 +55,15 @@ class EngineLifespan:
 
     # ---- Start and stop ----
 
-    def start(self, *, after_clean_stop: bool = True, epoch: int = 0) -> None:
+    def start(self, *, after_clean_stop: bool = True, epoch: int = 0, identity: str = "") -> None:
         """Add the changes of a start to the gathering batch: events, a range of sequences, and a mark that the broker
         has not stopped cleanly, which a clean stop removes. The batch must be durable before clients are served.
 
-        `epoch` is the broker's number among those that have taken over its log; 0 if it has none.
+        `epoch` is the broker's number among those that have taken over its log; 0 if it has none. `identity` is that of
+        its store, for the history; empty if it is not known.
         """
         commit_state = self._commit_state
-        self._events.run_started(after_clean_stop=after_clean_stop, epoch=epoch)
+        self._events.run_started(after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
         queues = self._queues
         for name in list(queues.hidden_by_name):
             if name and queues.scheduled_count(name) and name not in queues.by_name:

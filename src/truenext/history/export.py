@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
+from truenext.history.files import EVENTS_FOLDER as EVENTS_FOLDER
 from truenext.history.files import chunks_of_file, history_files
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
-
-EVENTS_FOLDER = "events"
-"""Name of the folder with the Parquet files, inside the history's folder."""
 
 INSTALL_HINT = "pip install 'truenext[spark]'"
 """Command that installs numpy and pyarrow."""

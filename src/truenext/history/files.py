@@ -21,6 +21,9 @@ from truenext.model.events import (
 
 SUFFIX = ".history"
 
+EVENTS_FOLDER = "events"
+"""Name of the folder with the Parquet files, inside the history's folder."""
+
 SEARCH_BYTES_MAX = 1 << 32
 """Maximum number of bytes whose checksum is computed in the search for the next good chunk after a damaged chunk. Bytes
 that are read twice count twice."""

@@ -119,6 +119,14 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         "messages are not in PostgreSQL",
         ("run-started",),
     ),
+    HistoryColumn(
+        "store",
+        "string",
+        "identity of the broker's data (`truenext-store`): eight hexadecimal digits. A folder that was restored from a "
+        "backup has another one from then on, and its events before are those of the original. Null in files of "
+        "earlier versions",
+        ("run-started",),
+    ),
 )
 DATE = "date"
 """Name before the `=` in the names of the folders of Parquet files; the value after the `=` is the date of `at`, in

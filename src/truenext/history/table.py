@@ -84,13 +84,17 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     is_kind = {one: kind == one for one in EventKind}
     accepted = is_kind[EventKind.ACCEPTED] | is_kind[EventKind.ACCEPTED_OF_GROUP]
 
-    names_of = _QueueNames(names)
+    names_of = _NumberedNames(names)
+    stores_of = _NumberedNames(
+        {block.queue: f"{block.queue:08x}" for block in blocks if block.kind == EventKind.RUN_STARTED and block.queue}
+    )
+    queue = repeat([block.queue for block in blocks])
     columns = {
         "event": np.arange(total) - np.repeat(starts, counts) + repeat(first_events),
         "run": repeat(runs, "i4"),
         "at": pa.array(repeat([block.at for block in blocks])).cast(pa.timestamp("us", tz="UTC")),
         "kind": pa.DictionaryArray.from_arrays(pa.array(kind, pa.uint8()), _KINDS),
-        "queue": names_of(repeat([block.queue for block in blocks]), np.ones(total, dtype=bool)),
+        "queue": names_of(queue, ~is_kind[EventKind.RUN_STARTED]),
         "sequence": _where(own["sequence"], _has_column(is_kind, "sequence"), pa.int64()),
         "priority": _where(
             np.where(accepted, own["flags"] % PERSISTENT_FLAG, own["priority"]),
@@ -120,6 +124,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         "group": _where(own["group"], is_kind[EventKind.ACCEPTED_OF_GROUP], pa.int64()),
         "cause": causes(repeat(causes.by_block)),
         "epoch": _where(other, is_kind[EventKind.RUN_STARTED] & (other > 0), pa.int64()),
+        "store": stores_of(queue, is_kind[EventKind.RUN_STARTED]),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
@@ -137,8 +142,8 @@ def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[s
     return columns
 
 
-class _QueueNames:
-    """Map from numbers of queues to their names. 0, and a number without a name, become null."""
+class _NumberedNames:
+    """Map from numbers, such as those of queues, to their names. 0, and a number without a name, become null."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self._numbers = np.array(sorted(names), dtype="i8")

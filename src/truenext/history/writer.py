@@ -69,11 +69,14 @@ class HistoryWriter:
 
     def restore(self, histories: Iterable[bytes]) -> None:
         """Append the chunks of the store's batches that the files lack, because a crash has prevented their writing.
+        If there are no files, as after a restore without history, a new history begins with the next chunk that starts
+        a file: an audit would take what is missing for lost messages.
 
         Raises: HistoryError if they cannot be written
         """
         for one, chunk in self._lacking(histories):
-            self.append(one)
+            if self._file >= 0 or chunk.flags & STARTS_FILE:
+                self.append(one)
             self._note_chunk(chunk)
             self._has_restored = True
 

@@ -16,7 +16,8 @@ HISTORY_VERSION.
     block     kind         u8      Kind
               code         u8      reason or mode, else 0
               count        u32     number of events
-              queue        u32     number of the queue, 0 is none
+              queue        u32     number of the queue, 0 is none; for RUN_STARTED the identity as a number, 0 is
+                                   not known
               other        u64     batch, consumer or number, by kind; for RETURNED, DEAD_LETTERED and HANDLED
                                    the number of the cause, 0 is none; for RUN_STARTED the epoch, 0 is none
               at           u64     microseconds since the epoch
@@ -33,12 +34,12 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 12
+HISTORY_VERSION = 13
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version of the files that this truenext reads. Files of version 11 have no epochs, those of version 10 no
-reason `closed`, and those of version 9 no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 12 have no identities, those of version 11
+no epochs, those of version 10 no reason `closed`, and those of version 9 no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")

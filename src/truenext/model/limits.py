@@ -939,3 +939,9 @@ PAGE_BYTES_SHORT = 64 * 1024
 HISTORY_FILE_BYTES = 16 * 1024 * 1024
 """Bytes of history after which a new file begins. A file then has about a million events; the export to Parquet has all
 events of a file in memory."""
+
+BACKUP_RATE = 50 * 1024 * 1024
+"""Bytes a second that a backup copies at most, if its request names no other number."""
+
+BACKUP_RATE_MIN = 1024 * 1024
+"""Lowest rate of a backup. With a lower one a backup would hold its state for very long."""

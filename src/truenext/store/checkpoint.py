@@ -22,7 +22,7 @@ from pathlib import Path
 import lmdb
 
 from truenext.model.batch import NO_MARK, Mark
-from truenext.model.record import TIMER_SIZE
+from truenext.model.record import MESSAGE_KEY_SIZE, TIMER_SIZE
 from truenext.store.changes import apply_pauses
 from truenext.store.checkpoint_format import (
     CLEAN,
@@ -38,6 +38,7 @@ from truenext.store.checkpoint_format import (
     NUMBER,
     OLD_COPY_FORMAT,
     PERSISTENT_TABLES,
+    POSITION_KEYS,
     QUEUE,
     SALT,
     TRANSIENT_TABLES,
@@ -51,12 +52,13 @@ from truenext.store.checkpoint_format import (
     encode_producer,
     format_error,
     initial_meta,
+    new_identity,
     producer_key,
 )
 from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
-from truenext.store.lmdb_file import is_uninitialized, read_metas
+from truenext.store.lmdb_metas import is_uninitialized, read_metas
 from truenext.store.message_tables import Marks, MessageTables
 from truenext.store.overlay import SegmentIndex
 from truenext.store.store import Recovered, UndecodedMessage
@@ -107,11 +109,11 @@ class Checkpoint:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._data = folder.parent
         self._format = COPY_FORMAT if is_copy else FORMAT_VERSION
-        path = folder / DATA_FILE
+        self._file = path = folder / DATA_FILE
         if path.exists() and path.stat().st_size:
             self._check_file(path, may_be_new=may_be_new)
         elif may_be_new:
-            _make(folder, map_size, segment_bytes, identity or secrets.token_hex(4), self._format)
+            _make(folder, map_size, segment_bytes, identity or new_identity(), self._format)
         else:
             # A new one would have another salt, so that the journal would look empty and be overwritten.
             problem = f"lmdb/{DATA_FILE} is empty" if path.exists() else f"lmdb/{DATA_FILE} is missing"
@@ -235,6 +237,38 @@ class Checkpoint:
         """Return a read transaction, which sees only changes committed by now. Use the transaction in a `with`
         statement."""
         return self._env.begin()
+
+    def position(self, snapshot: lmdb.Transaction[bytes]) -> CheckpointPosition:
+        """Return the position in the journal."""
+        return decode_position({name: self._meta.need(snapshot, name) for name in POSITION_KEYS})
+
+    def identity(self, snapshot: lmdb.Transaction[bytes]) -> str:
+        return self._meta.need(snapshot, b"identity").decode()
+
+    def write_copy(self, snapshot: lmdb.Transaction[bytes], file: int) -> None:
+        """Write the data file as of the snapshot into an open file, such as a pipe, without unused pages."""
+        self._env.copyfd(file, compact=True, txn=snapshot)
+
+    def verify(self, verify_record: Callable[[bytes, bytes], None]) -> None:
+        """Read everything. `verify_record` gets key and record of each message and content.
+
+        Raises: StoreError if a value, an order or a count is damaged; what `verify_record` raises
+        """
+        self.read()
+        self.counts()
+        with self._env.begin() as txn:
+            for tables in (self._persistent, self._transient):
+                for key, record in txn.cursor(tables.messages):
+                    # Keys of transients begin with their generation.
+                    verify_record(key[-MESSAGE_KEY_SIZE:], record)
+                for _ in tables.marks.items(txn):
+                    pass
+            for _ in self._timers.items(txn):
+                pass
+
+    def file_size(self) -> int:
+        """Return the bytes of the data file, unused pages included."""
+        return self._file.stat().st_size
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
         """Return a lane's messages after `after_sequence`, in order. If a message shares a content, the content is not
@@ -361,12 +395,14 @@ class Checkpoint:
             self._meta.put(txn, b"format", FORMAT.pack(COPY_FORMAT))
             self._meta.put(txn, LOG_DIGEST, digest)
 
-    def detach(self, identity: str) -> None:
-        """Make the folder, which is a copy of a log, an ordinary one with another identity."""
+    def renew(self) -> str:
+        """Give the folder a new identity, and return that. A copy of a log becomes an ordinary folder."""
+        identity = new_identity()
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
             self._meta.put(txn, b"identity", identity.encode())
             self._meta.delete(txn, LOG_DIGEST)
+        return identity
 
     def drop_transients(self) -> None:
         """Drop all transient messages at once. `delete_old_transients` deletes their entries later."""

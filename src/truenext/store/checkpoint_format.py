@@ -49,6 +49,7 @@ COPY_FORMAT when it is opened.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -115,6 +116,11 @@ _MARK = struct.Struct(">IIQ")
 _LOST_FLAG = 1 << 31
 _CAUSE_SIZE = struct.Struct(">I")
 CLEAN, UNCLEAN = b"\1", b"\0"
+
+
+def new_identity() -> str:
+    """Return an identity for a store that no other store has."""
+    return secrets.token_hex(4)
 
 
 def initial_meta(identity: bytes, salt: bytes, segment_bytes: int) -> dict[bytes, bytes]:

@@ -8,12 +8,11 @@ aside-TIME/         earlier content that is damaged, too old, or went another wa
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import gmtime, strftime
 
@@ -28,8 +27,9 @@ from truenext.store.journal import Journal, describe_lost_tail
 from truenext.store.log import DIGEST_SIZE, KeptMessage, Log, LogPosition, Relation, Snapshot
 from truenext.store.overlay import SegmentIndex
 from truenext.store.pieces import split_into_pieces
+from truenext.store.renewal import locked
 from truenext.store.store import Recovered
-from truenext.store.store_errors import DamagedFolderError, damage_error, no_data_folder_error, translated_errors
+from truenext.store.store_errors import DamagedFolderError, damage_error, translated_errors
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ def copy_position(path: Path) -> tuple[str, LogPosition]:
     Raises: StoreInUseError if a broker uses the folder; ConfigurationError if it is no copy; StoreError if it is
     damaged
     """
-    with _locked(path):
+    with locked(path):
         return _read(path)
 
 
@@ -252,10 +252,7 @@ def detach(path: Path, last_history_chunk: tuple[int, int] | None = None) -> str
     Raises: StoreInUseError if a broker uses the folder; ConfigurationError if it is no copy; StoreError if it is
     damaged
     """
-    if not ((path / "lmdb").is_dir() or (path / "journal").is_dir()):
-        raise no_data_folder_error(path)
-    identity = secrets.token_hex(4)
-    with _locked(path), closing(_open_attached(path)) as checkpoint:
+    with locked(path), closing(_open_attached(path)) as checkpoint:
         position = checkpoint.read()[1]
         with closing(_open_journal(path, checkpoint, is_copy=True)) as journal:
             history = b""
@@ -267,8 +264,7 @@ def detach(path: Path, last_history_chunk: tuple[int, int] | None = None) -> str
             folder.sync_folder(path / "journal")
         if describe_lost_tail(journal.last_frame_number, 0, history, last_history_chunk):
             (path / "history").rename(_new_aside(path) / "history")
-        checkpoint.detach(identity)
-    return identity
+        return checkpoint.renew()
 
 
 def _open_attached(path: Path) -> Checkpoint:
@@ -279,16 +275,6 @@ def _open_attached(path: Path) -> Checkpoint:
             f"{path} is no copy of a log in a database, so there is nothing to detach: `truenext serve --data {path}` "
             "starts a broker with it"
         ) from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with translated_errors(f"open the store in {path}", path):
-        lock = folder.lock(path)
-        try:
-            yield
-        finally:
-            os.close(lock)
 
 
 def _read(path: Path, first_digest: bytes = b"") -> tuple[str, LogPosition]:

@@ -11,6 +11,7 @@ written.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from threading import Condition
 
@@ -36,6 +37,10 @@ BALLAST_SEGMENTS = 2
 """Size of the ballast, in segments. It is more than two transactions of the checkpoint can need."""
 
 
+BACKUP_MARGIN_SEGMENTS = 4
+"""Free space beyond the reserve that a backup leaves, in segments."""
+
+
 def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
     """Return the disk level if `used` bytes are used, and at most `limit` bytes may be used."""
     fraction = used / limit
@@ -54,6 +59,11 @@ def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLev
     if ratio < LITTLE_RESERVES or (previous is not DiskLevel.PLENTY and ratio < LITTLE_RESERVES * (1 + HYSTERESIS)):
         return DiskLevel.LITTLE
     return DiskLevel.PLENTY
+
+
+def _with_backup(level: DiskLevel, with_backup: DiskLevel) -> DiskLevel:
+    """Return the disk level of a store, which a backup makes LITTLE at most."""
+    return max(level, min(with_backup, DiskLevel.LITTLE))
 
 
 class DiskSpace:
@@ -75,6 +85,10 @@ class DiskSpace:
         """Disk level that the last check has found."""
         self.bytes: dict[str, int] = {}
         """Numbers of bytes from which `level` was found. `Store.disk_level_bytes` describes them."""
+        self.backup_here = 0
+        """Bytes that a backup has still to write on the disk of the data folder."""
+        self.backup_growth = 0
+        """Bytes by which the checkpoint's file has grown for a backup."""
         self.is_full = False
         """True after a write has found no space, until spare segment and ballast exist again."""
 
@@ -91,13 +105,25 @@ class DiskSpace:
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self.path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
+        held = journal.held_size + self.backup_growth
         if self._limit is not None:
             used = journal.size + journal.spare_size + journal.kept_size + self._checkpoint.size()
-            self._limit_level = level_of_limit(self._limit, used, self._limit_level)
+            level_of_used = partial(level_of_limit, self._limit, previous=self._limit_level)
+            self._limit_level = _with_backup(level_of_used(used=used), level_of_used(used=used + held))
             found |= {"used": used, "limit": self._limit}
-        self._free_level = level_of_free_space(reserve, free, self._free_level)
+        level_of_free = partial(level_of_free_space, reserve, previous=self._free_level)
+        self._free_level = _with_backup(level_of_free(free=free), level_of_free(free=free - self.backup_here))
+        if backup := held + self.backup_here:
+            found["backup"] = backup
         self.bytes = found
         self.level = DiskLevel.FULL if self.is_full else max(self._limit_level, self._free_level)
+
+    def has_space_for_backup(self, size: int) -> bool:
+        """Return whether a backup may write `size` bytes on the disk of the data folder, without a level above LITTLE
+        by that. Raises: OSError if the space cannot be measured"""
+        # The reserve grows with the journal, and others write meanwhile.
+        margin = BACKUP_MARGIN_SEGMENTS * self._checkpoint.segment_bytes
+        return not self.is_full and folder.free_bytes(self.path) - size >= self._reserve() * (1 + HYSTERESIS) + margin
 
     @property
     def is_spare_due(self) -> bool:

@@ -29,6 +29,7 @@ from heapq import merge
 from operator import attrgetter
 from pathlib import Path
 from threading import Condition, Lock
+from time import sleep
 
 import lmdb
 
@@ -60,7 +61,8 @@ from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
 from truenext.store.copying import prepare_copy
 from truenext.store.disk_space import DiskSpace
 from truenext.store.frame_writer import FrameWriter
-from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
+from truenext.store.held_state import HeldState
+from truenext.store.journal import SEGMENT_BYTES, Journal, JournalEnd, describe_lost_tail
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
@@ -79,6 +81,11 @@ receipts for 200 messages of 1 KiB fit."""
 BEGUN_CHANGES_MAX = 2500
 """Number of changes above which `begin` leaves a batch to `apply`. Removes from many queues take longest: so many took
 6 ms in `begin`, and again in `Pending.advance`."""
+
+
+HOLD_PATIENCE_S = 10.0
+"""Time in seconds for which `hold_state` waits for a moment at which no batch is half applied."""
+HOLD_RETRY_S = 0.01
 
 
 class EmbeddedStore:
@@ -124,6 +131,8 @@ class EmbeddedStore:
         self.while_standing_by: Callable[[], None] = lambda: None
         """Function that is called several times a second while the broker stands by."""
         self._last_applied = 0
+        self._applied_end = JournalEnd(0, 0, 0)
+        """End of the last batch that the overlay has, too."""
         self._unwritable_reason = "recover() was not called"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
@@ -192,6 +201,7 @@ class EmbeddedStore:
     def recover(self) -> Recovered:
         with self._reading():
             recovered = self._recover()
+            self._applied_end = self._journal.end
             self._disk_space.update_level()
         self._unwritable_reason = ""
         self._checkpointer.start()
@@ -259,6 +269,7 @@ class EmbeddedStore:
         with self._lock:
             self._overlay.apply_changes(changes, segment, offset)
             self._last_applied = batch.number
+            self._applied_end = self._journal.end
         if self._writer.has_empty_rows:
             with translated_errors(f"write to the store in {self._path}", self._path):
                 self._writer.append_empty_frames()
@@ -303,6 +314,42 @@ class EmbeddedStore:
             with snapshot:
                 following = view.iter_after(after, self._checkpoint.timers(snapshot, after))
                 return TimerPage.of(following, limit, as_of=as_of)
+
+    def hold_state(self, on_held: Callable[[], None]) -> HeldState:
+        """Return the state after the last batch for which `apply` has returned, or after one that follows at once. It
+        can be read while further batches are applied. The caller closes it. `on_held` is called at the same moment,
+        when every batch waits.
+
+        Any thread may call this. One state may be held at a time.
+
+        Raises: StoreError if the state cannot be read
+        """
+        until = monotonic() + HOLD_PATIENCE_S
+        with self._reading():
+            while (held := self._try_to_hold(on_held)) is None:
+                if monotonic() > until:
+                    raise StoreError("the store does not end a batch, so that its state cannot be copied")
+                sleep(HOLD_RETRY_S)
+        return held
+
+    def _try_to_hold(self, on_held: Callable[[], None]) -> HeldState | None:
+        with self._lock:
+            snapshot = self._checkpoint.snapshot()
+            # The checkpointer may have noted a frame that is durable, but not in the overlay.
+            if self._checkpoint.position(snapshot).durable_frame > self._applied_end.frame:
+                snapshot.abort()
+                return None
+            try:
+                on_held()
+                return HeldState(self._checkpoint, snapshot, self._journal, self._applied_end)
+            except BaseException:
+                snapshot.abort()
+                raise
+
+    @property
+    def disk_space(self) -> DiskSpace:
+        """Space of the disk, for a backup."""
+        return self._disk_space
 
     def delete_ballast(self, error: OSError) -> None:
         """Delete the ballast, because a write to the history has found the disk full, as `error` says.

@@ -82,7 +82,6 @@ def _export(salvage: Salvage, new: Path) -> SalvageSummary:
                 writer.add(message)
         writer.flush()
         writer.correct_references()
-        writer.set_timers(salvage.checkpoint.unreached_timers)
         summary.timers = writer.timers
         summary.finish(salvage)
         summary.names.update(_replacement_names(salvage))

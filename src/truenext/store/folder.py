@@ -15,6 +15,9 @@ OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history", "
 """Files that a broker makes in a data folder. An interrupted first start may leave some of these files. `new` is the
 name of the ballast while it is being made, `seed` that of a checkpoint, `origin-new` that of `origin`."""
 
+MANIFEST = "manifest"
+"""File in each backup that is complete. In others it is called `manifest-new`."""
+
 ASIDE = "aside-"
 """Beginning of the name of a folder in which an earlier content of the data folder was kept."""
 
@@ -65,6 +68,7 @@ def check_no_foreign_files(path: Path) -> None:
     """
     if not path.is_dir():
         return
+    check_is_no_backup(path)
     names = {each.name for each in path.iterdir() if not each.name.startswith(ASIDE)}
     foreign = sorted(names - OWN_FILES - IGNORED_FILES)
     # A folder with these three is a broker's, whatever other files were put into it.
@@ -74,6 +78,19 @@ def check_no_foreign_files(path: Path) -> None:
     raise ConfigurationError(
         f"data folder {path} has files that are not truenext's: {shown}; name an empty folder, or that of a broker"
     )
+
+
+def check_is_no_backup(path: Path) -> None:
+    """Check that a folder is no backup, not even a part of one: a broker would change it.
+
+    Raises: ConfigurationError if it is one
+    """
+    has_manifest = (path / MANIFEST).exists() or (path / f"{MANIFEST}-new").exists()
+    # A data folder may have a file of this name of another program.
+    if has_manifest and not (path / "lock").exists():
+        raise ConfigurationError(
+            f"{path} is a backup: `truenext restore {path} NEW` makes a data folder of it, if it is complete"
+        )
 
 
 def check_is_local(path: Path, mounts: Path = MOUNTS) -> None:
@@ -104,9 +121,10 @@ def _file_system(path: Path, mounts: Path) -> str:
 def lock(path: Path) -> int:
     """Lock the folder, and return the open lock file. Closing the file, or the end of the process, unlocks the folder.
 
-    Raises: StoreInUseError if another process holds the lock; ConfigurationError if the file is a symbolic link;
-    OSError if it cannot be written
+    Raises: StoreInUseError if another process holds the lock; ConfigurationError if the file is a symbolic link, or the
+    folder is a backup; OSError if it cannot be written
     """
+    check_is_no_backup(path)
     try:
         file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -133,6 +151,11 @@ def lock(path: Path) -> int:
 def is_writable_by_others(path: Path) -> bool:
     """Return whether other users of this machine may make or remove files in the folder."""
     return bool(path.stat().st_mode & 0o022)
+
+
+def is_data_folder(path: Path) -> bool:
+    """Return whether a broker has used the folder before."""
+    return (path / "lmdb").is_dir() or (path / "journal").is_dir()
 
 
 def has_journal(data: Path) -> bool:

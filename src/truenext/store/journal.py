@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from truenext.errors import StoreError
 from truenext.model.checksum import crc32
@@ -68,6 +69,15 @@ READ_GAP_MAX = 4 * 1024
 """Largest gap, in bytes, between two records that one read takes together. This saves system calls."""
 
 
+class JournalEnd(NamedTuple):
+    """Position behind the last frame of a journal."""
+
+    segment: int
+    offset: int
+    frame: int
+    """Number of the last frame."""
+
+
 class Journal:
     """Journal in one folder. One thread calls `append`; any thread may call `read_extents`. A segment must not be freed
     while one of its records is read."""
@@ -107,6 +117,8 @@ class Journal:
         """Guards the spare and the kept segments, and each segment that becomes one of them."""
         self._kept: dict[int, int] = {}
         """Size of each kept segment, oldest first."""
+        self._held: dict[int, int] = {}
+        """Open file descriptor of each segment that a backup reads, oldest first. If one is freed, it is deleted."""
         for path in sorted(folder.glob("*.kept")):
             if is_copy:
                 self._kept[int(path.stem, 16)] = path.stat().st_size
@@ -239,6 +251,11 @@ class Journal:
     def segments(self) -> list[int]:
         """Numbers of the segments, oldest first."""
         return list(self._files)
+
+    @property
+    def end(self) -> JournalEnd:
+        """End of the journal, for the thread that appends."""
+        return JournalEnd(self.newest_segment, self._end, self.last_frame_number)
 
     @property
     def needs_spare(self) -> bool:
@@ -380,6 +397,30 @@ class Journal:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    # ---- Segments for a backup ----
+
+    def hold(self, first: int, last: int) -> dict[int, int]:
+        """Keep the content of the segments from `first` to `last` until `release`, and return a file descriptor of
+        each. None of them may be freed before the call returns. Any thread may call it."""
+        with self._spares_lock:
+            for segment in range(first, last + 1):
+                # A new store has none.
+                if segment in self._files:
+                    self._held[segment] = os.dup(self._files[segment])
+            return dict(self._held)
+
+    def release(self) -> None:
+        """Keep no segments any more. Any thread may call it."""
+        with self._spares_lock:
+            while self._held:
+                os.close(self._held.popitem()[1])
+
+    @property
+    def held_size(self) -> int:
+        """Bytes of the segments that only a backup needs."""
+        with self._spares_lock:
+            return sum(os.fstat(file).st_size for segment, file in self._held.items() if segment not in self._files)
+
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:016x}.journal"
 
@@ -444,6 +485,9 @@ class Journal:
 
     def _retire(self, path: Path) -> None:
         """Free the segment in the file `path`."""
+        if int(path.stem, 16) in self._held:
+            path.unlink()
+            return
         if not self._is_copy:
             self._make_spare(path)
             return

@@ -7,7 +7,6 @@ This store checks more than a store must. A mark without a message, or a content
 broker. A disk might keep these for years unnoticed. This store rejects such a batch, so that tests find the bug.
 """
 
-import secrets
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection
@@ -29,6 +28,7 @@ from truenext.model.record import (
     split_lane_key,
 )
 from truenext.store.changes import apply_names, apply_pauses, dereference_contents
+from truenext.store.checkpoint_format import new_identity
 from truenext.store.disk_space import level_of_limit
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 
@@ -53,7 +53,7 @@ class MemoryStore:
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
         """Timers, sorted, each once."""
-        self._identity = secrets.token_hex(4)
+        self._identity = new_identity()
         self._sequence_limit = 1
         self._redelivered_below = 0
         self._clean_stop = True

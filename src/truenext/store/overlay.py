@@ -495,11 +495,6 @@ class TimerView:
         self._older = [index for index in indexes[:-1] if index.timers]
         self._newest = dict(indexes[-1].timers) if indexes else {}
 
-    def overrides(self, timer: bytes) -> bool:
-        """Return whether the journal has set or cleared this timer. Then the checkpoint's state of it does not
-        count."""
-        return timer in self._newest or any(timer in index.timers for index in self._older)
-
     def iter_after(self, after: bytes, checkpoint_timers: Iterator[bytes]) -> Iterator[bytes]:
         """Yield all timers after `after` that are set, in order. The journal's timers override `checkpoint_timers`."""
         sources = [_iter_after(sorted(self._newest), self._newest, after, 0)]

@@ -141,7 +141,8 @@ class Store(Protocol):
     @property
     def disk_level_bytes(self) -> dict[str, int]:
         """Sizes in bytes from which `disk_level` follows. `free` is the free space of the disk; producers wait while
-        less than `needed` is free. A store with its own limit also has `used` and `limit`."""
+        less than `needed` is free. A store with its own limit also has `used` and `limit`. While a backup needs space,
+        `backup` is what it needs beside these."""
 
     def recover(self) -> Recovered:
         """Return the stored state. Must be called once, before any other call. After an unclean stop the transient

@@ -186,7 +186,7 @@ FAULTS = [
         "the last decision is not finished",
         driver,
         "decide_next",
-        "finish_decision(broker, queues, patience)",
+        "finish_decision(broker, queues, patience, check)",
         "read_decision(broker, queues)",
     ),
     Fault(

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.restored import restored
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connect, forget_numbers, send
 from truenext.model.url import parse_url
+from truenext.spark.admin import abandon, find_source
 from truenext.spark.datasource import QueueStreamReader
 from truenext.spark.source.mark import read_mark
 from truenext.spark.source.task import Superseded
@@ -46,6 +48,31 @@ def test_a_checkpoint_of_another_store_is_refused_by_name(here: BlockingBroker, 
             elsewhere.finish(elsewhere.reader(), planned)
         elsewhere.stop()
         assert bodies_in(other) == ["b"]
+
+
+def test_restored_broker_gives_the_rows_of_the_original_s_query_to_a_new_one(
+    here: BlockingBroker, new_query: NewQuery
+) -> None:
+    """Original and restored broker go on side by side."""
+    send(here, *"abcd")
+    query = new_query(maxRowsPerTrigger="2")
+    reader = query.reader()
+    assert query.run_batch(reader) == ["a", "b"]
+    with restored(here) as other:
+        elsewhere = SmallQuery(other)
+        elsewhere.offsets = query.offsets
+        steps: list[Callable[[QueueStreamReader], object]] = [elsewhere.plan, elsewhere.replan]
+        for step in steps:
+            with pytest.raises(Superseded, match=r"^the checkpoint was made with a broker whose data has the name "):
+                step(elsewhere.reader())
+        elsewhere.stop()
+        assert bodies_in(other) == ["c", "d"]
+        with connect(other) as broker:
+            assert [*abandon(broker, find_source(broker, query.end.id))] == [(2, 0)]
+        new = SmallQuery(other)
+        assert new.run_to_end(new.reader()) == ["c", "d", "a", "b"]
+        new.stop()
+    assert query.run_to_end(reader) == ["c", "d"]
 
 
 def test_a_checkpoint_of_another_queue_is_refused_by_name(here: BlockingBroker, new_query: NewQuery) -> None:

@@ -15,14 +15,17 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number, until
 from truenext import blocking
 from truenext.errors import RolledBack
 from truenext.stage import Service
 from truenext.stage.sql import apply_schema
+from truenext.store.renewal import renew
 
 PATIENCE_S = 60
+RENEWED = one_of("is_renewed", [True, False], ids=["another identity", "the same identity"])
 
 
 class Copied:
@@ -38,15 +41,21 @@ class Copied:
         shutil.copytree(self._broker.data, self._copy)
         self._broker.start(port)
 
-    def restore(self) -> None:
+    def restore(self, *, is_renewed: bool) -> None:
+        """Go on with the copy. With `is_renewed` its folder gets a new identity, as by `truenext restore`."""
         port = self._broker.port
         self._broker.stop()
         shutil.rmtree(self._broker.data)
         shutil.copytree(self._copy, self._broker.data)
+        if is_renewed:
+            renew(self._broker.data)
         self._broker.start(port)
 
 
-def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProcess, tmp_path: Path) -> None:
+@RENEWED
+def test_a_session_goes_on_after_its_broker_has_lost_numbers(
+    broker: BrokerProcess, tmp_path: Path, is_renewed: bool
+) -> None:
     """Fixed: all later transactions of the session were rolled back."""
     copied = Copied(broker, tmp_path)
     lost = 0
@@ -64,21 +73,22 @@ def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProce
         copied.copy()
         for n in range(3, 6):
             sends(n)
-        copied.restore()
+        copied.restore(is_renewed=is_renewed)
         for n in range(6, 12):
             try:
                 sends(n)
             except RolledBack:
                 lost += 1
-        assert lost <= 1
+        assert lost <= (not is_renewed)
         received = [int(each.body) for each in connection.browse("/queue/take")]
         assert received[:3] == [0, 1, 2] and received[3:] == list(range(6 + lost, 12))
 
 
 @pytest.mark.alternates("lost numbers")
 @pytest.mark.parametrize("happens_once", [True, False])
+@RENEWED
 def test_a_service_goes_on_after_its_broker_has_lost_numbers(
-    broker: BrokerProcess, tmp_path: Path, database: str, happens_once: bool
+    broker: BrokerProcess, tmp_path: Path, database: str, happens_once: bool, is_renewed: bool
 ) -> None:
     """Fixed: each worker released its message for ever, and without `exactly_once` repeated its effects each time."""
     copied = Copied(broker, tmp_path)
@@ -118,7 +128,7 @@ def test_a_service_goes_on_after_its_broker_has_lost_numbers(
             await sends(range(20))
             await asyncio.to_thread(copied.copy)
             await sends(range(20, 60))
-            await asyncio.to_thread(copied.restore)
+            await asyncio.to_thread(copied.restore, is_renewed=is_renewed)
             await sends(range(60, 160))
 
     with Session(engine) as session:

@@ -239,9 +239,9 @@ class EventLog:
 
     # ---- Rare events ----
 
-    def run_started(self, *, after_clean_stop: bool, epoch: int = 0) -> None:
+    def run_started(self, *, after_clean_stop: bool, epoch: int = 0, identity: str = "") -> None:
         code = REASONS.index("clean" if after_clean_stop else "unclean")
-        self._add_single_event(EventKind.RUN_STARTED, code=code, other=epoch)
+        self._add_single_event(EventKind.RUN_STARTED, int(identity or "0", 16), code=code, other=epoch)
 
     def recovered(self, queue: Queue, count: int) -> None:
         if queue.number:

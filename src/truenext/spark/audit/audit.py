@@ -21,7 +21,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
-from truenext.spark.audit.runs import blocks, gaps, runs
+from truenext.spark.audit.runs import EarlierBroker, blocks, earlier_broker, gaps, runs
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
 from truenext.spark.stages.judge import audit_stages
@@ -63,15 +63,22 @@ def audit(
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
     of stages (docs/reference/history.md).
 
+    If the broker was restored, or its data folder got a new identity for another reason, events before that are
+    ignored: they are another broker's.
+
     Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` have
-    another history version
+    another history version, or are of two brokers at once
     """
     with timed(progress, "runs and gaps"):
         if since is not None:
             # The clock may have been set back, so the cut is made by `event` and not by time.
             first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
             events = events.where(F.col("event") >= F.lit(first))
-        block_table = events.transform(blocks).persist()
+        block_table = all_blocks = events.transform(blocks).persist()
+        earlier = earlier_broker(all_blocks)
+        if earlier is not None:
+            # That broker went on: what it did with its messages says nothing of this one's.
+            events, block_table = (each.where(F.col("run") >= earlier.next_run) for each in (events, all_blocks))
         run_table = block_table.transform(runs).persist()
         gap_table = events.transform(gaps, block_table).persist()
         run_rows = run_table.collect()
@@ -93,12 +100,14 @@ def audit(
         )
     with timed(progress, "the queues' tables"):
         tables = _tables(sweep_rows, of_queues, gap_table)
-        cached = [block_table, run_table, gap_table, commit_table, sweep_rows, *(tables[name] for name in _CACHED)]
+        cached = [all_blocks, run_table, gap_table, commit_table, sweep_rows, *(tables[name] for name in _CACHED)]
     findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
-    notes = _notes(run_rows, first_event, missing[0])
+    notes = _notes(run_rows, first_event, missing[0], earlier)
     if stages is not None:
+        if earlier is not None:
+            since = earlier.next_at if since is None else max(since, earlier.next_at)
         with timed(progress, "flows of stages"):
             results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
         tables |= results.tables
@@ -176,9 +185,14 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
     return tuple(found)
 
 
-def _notes(run_rows: list[Row], first_event: int, gap_count: int) -> tuple[str, ...]:
+def _notes(run_rows: list[Row], first_event: int, gap_count: int, earlier: EarlierBroker | None) -> tuple[str, ...]:
     notes = []
-    if first_event > 1:
+    if earlier is not None:
+        notes.append(
+            f"Up to run {earlier.next_run - 1:,} the history is that of a broker with another identity, "
+            f"{earlier.store}; only later runs were judged."
+        )
+    elif first_event > 1:
         notes.append(f"The history begins with event {first_event:,}; older messages were not judged.")
     numbers = {row["run"] for row in run_rows}
     absent = max(numbers) - min(numbers) + 1 - len(numbers)

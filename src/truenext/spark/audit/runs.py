@@ -1,8 +1,13 @@
 """Parts of a history: blocks of events, runs of the broker, and gaps that crashes have left."""
 
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import NamedTuple
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from truenext.errors import HistoryError
 from truenext.history.schema import DRAINED
 from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 
@@ -20,7 +25,8 @@ def block() -> Column:
 
 def blocks(events: DataFrame) -> DataFrame:
     """Return one row for each run and block of 65,536 event numbers, with `events`, `first`, `last`, `last_at`,
-    `started_event`, `started_at`, `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns."""
+    `started_event`, `started_at`, `stores`, `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns;
+    `stores` are the identities that a start in this block names."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(
@@ -30,6 +36,7 @@ def blocks(events: DataFrame) -> DataFrame:
         F.max_by(at, "event").alias("last_at"),
         F.min(F.when(is_started, F.col("event"))).alias("started_event"),
         F.min(F.when(is_started, at)).alias("started_at"),
+        F.collect_set(F.when(is_started, F.col("store"))).alias("stores"),
         # As a boolean: for a string Spark would sort all events.
         F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
         F.bool_or(~F.col("kind").isin("run-started", "recovered")).alias("is_recovered"),
@@ -47,6 +54,41 @@ def _is_unknown() -> Column:
         | ((kind == "started") & reason.isNotNull())
         | ~mode.isin(*SUBSCRIPTION_MODES)
     )
+
+
+# ---- Brokers: a restored one has another identity, and the history of the original up to its backup ----
+
+
+class EarlierBroker(NamedTuple):
+    """Broker whose history is before that of the broker of the last run."""
+
+    store: str
+    """Identity of the earlier broker."""
+    next_run: int
+    """First run that is not the earlier broker's."""
+    next_at: datetime
+    """Time at which that run started."""
+
+
+def earlier_broker(blocks: DataFrame) -> EarlierBroker | None:
+    """Return the broker before that of the last run; None if one broker has all runs, as far as is known.
+
+    Raises: HistoryError if a run is there of two brokers
+    """
+    named = blocks.where(F.size("stores") > 0).select("run", "started_at", "stores").orderBy("run").collect()
+    starts: list[tuple[int, int, str]] = []
+    for row in named:
+        for store in sorted(row["stores"]):
+            if starts and starts[-1][0] == row["run"]:
+                raise HistoryError(
+                    f"run {row['run']} is there twice, of the brokers with the identities {starts[-1][2]} and {store}: "
+                    f"audit the history of each broker alone"
+                )
+            starts.append((row["run"], row["started_at"], store))
+    for before, after in reversed([*pairwise(starts)]):
+        if before[2] != after[2]:
+            return EarlierBroker(before[2], after[0], datetime.fromtimestamp(after[1] / 1e6, UTC))
+    return None
 
 
 # ---- Runs of the broker: start, and end of the run before ----

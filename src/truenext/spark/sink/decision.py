@@ -40,6 +40,8 @@ class Decision:
     drafts: tuple[Draft, ...] = ()
     last_batch: int = -1
     """For a closed query: its last published batch; -1 if there is none."""
+    store: str = ""
+    """Identity of the broker where the decision was made (`truenext-store`); empty if an earlier version made it."""
 
     @property
     def is_closed(self) -> bool:
@@ -97,7 +99,7 @@ def decide(
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
-    latest: Latest = {"batch": decision.batch}
+    latest: Latest = {"batch": decision.batch, "store": broker.store_id}
     if decision.is_closed:
         latest["last"] = decision.last_batch
     else:
@@ -113,4 +115,5 @@ def decide(
 
 
 def _parse_decision(latest: Latest) -> Decision:
-    return Decision(latest["batch"], tuple(Draft(*draft) for draft in latest.get("drafts", ())), latest.get("last", -1))
+    drafts = tuple(Draft(*draft) for draft in latest.get("drafts", ()))
+    return Decision(latest["batch"], drafts, latest.get("last", -1), latest.get("store", ""))

@@ -5,12 +5,14 @@ The last decision of the query determines what happens to a batch:
     none, or of a lower batch    publish the rest of that decision, decide this batch, publish it
     of this batch                publish the rest of it, and drop the new drafts, whatever their rows are
     of a higher batch, closed    fail: the checkpoint is older than the output, or the query was abandoned
+    of another broker            fail, and publish nothing: this broker was restored, and lacks later output
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from truenext.errors import TruenextError
 from truenext.spark.broker.connection import BrokerConnection
@@ -60,10 +62,11 @@ def with_broker(
 
 def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
     last: Decision | None
+    check = partial(_check_store, broker)
     if decision.drafts:
-        last = decide_next(broker, queues, decision.batch, lambda _: decision, patience)
+        last = decide_next(broker, queues, decision.batch, lambda _: decision, patience, check)
     else:
-        last = finish_decision(broker, queues, patience)
+        last = finish_decision(broker, queues, patience, check)
         if last is None or last.batch < decision.batch:
             # A batch without rows needs no decision of its own.
             return
@@ -78,9 +81,11 @@ def decide_next(
     batch: int,
     decision_after: Callable[[Decision | None], Decision],
     patience: Patience,
+    check: Callable[[Decision], None] = lambda _: None,
 ) -> Decision:
     """Publish the last decision. If that decision is for a batch below `batch`, call `decision_after` with it, replace
-    the decision by the result, and publish the new decision. Returns the decision that is now the last one.
+    the decision by the result, and publish the new decision. Returns the decision that is now the last one. `check` is
+    that of `finish_decision`.
 
     Raises: OutdatedBatch if the id was forgotten; HeldByAnother if another connection holds a message that is needed;
     Refused, ConnectionLost if a step fails
@@ -88,7 +93,7 @@ def decide_next(
     wait = HeldWait()
     waits_for: Decision | None = None
     has_tried_first = False
-    while (last := finish_decision(broker, queues, patience)) is None or last.batch < batch:
+    while (last := finish_decision(broker, queues, patience, check)) is None or last.batch < batch:
         decision = decision_after(last)
         # The number of a first decision was used, and that decision is not here.
         is_forgotten = has_tried_first and last is None
@@ -111,8 +116,14 @@ def decide_next(
     return last
 
 
-def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Patience) -> Decision | None:
-    """Publish the rest of the last decision, and return this decision; None if there is none.
+def finish_decision(
+    broker: BrokerConnection,
+    queues: SinkQueues,
+    patience: Patience,
+    check: Callable[[Decision], None] = lambda _: None,
+) -> Decision | None:
+    """Publish the rest of the last decision, and return this decision; None if there is none. Before, `check` is called
+    with the decision, and may raise an error.
 
     Raises: HeldByAnother if another connection holds a message that is needed; Refused, ConnectionLost if a step fails
     """
@@ -125,8 +136,20 @@ def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Pati
                 "is a second run of this query, end one of the two"
             )
     if decision is not None:
+        check(decision)
         publish(broker, queues, decision, patience)
     return decision
+
+
+def _check_store(broker: BrokerConnection, decision: Decision) -> None:
+    """Check that this broker has all output of the query. Raises: OutdatedBatch if another broker made its decision"""
+    if decision.store not in ("", broker.store_id):
+        raise OutdatedBatch(
+            f"the last decision of this query was made at a broker whose data has the name {decision.store}, and the "
+            f"broker at this url has {broker.store_id}: correct the option url; if the broker was restored, it lacks "
+            f"what was published since: run `truenext spark abandon`, and start the query with a new checkpoint; a "
+            f"batch write needs another txnAppId"
+        )
 
 
 def _check_not_later(last: Decision, batch: int) -> None:

@@ -25,6 +25,7 @@ from psycopg import errors, sql
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError, StoreError
 from truenext.model.events import chunk_position, next_event
+from truenext.store.checkpoint_format import new_identity
 from truenext.store.copying import become_copy, copy_position, first_position
 from truenext.store.log import DIGEST_SIZE, EMPTY_PAYLOAD, KeptMessage, LogPosition, Snapshot
 from truenext.store.postgresql.connection import Connection, opening_error, parse_url
@@ -174,7 +175,7 @@ def _unfinished_error(connection: Connection, schema: str) -> ConfigurationError
 
 
 def _make_empty(connection: Connection, schema: str) -> None:
-    recovered = Recovered(identity=secrets.token_hex(4), clean_stop=True)
+    recovered = Recovered(identity=new_identity(), clean_stop=True)
     position = LogPosition(0, secrets.token_bytes(DIGEST_SIZE))
     with connection.transaction():
         _make(connection, schema, _EmptySnapshot(recovered, position), (1, 1), replaces=False)

@@ -6,12 +6,11 @@ that no lost row can have used a later one. All folders of the earlier identity 
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from truenext.errors import ConfigurationError
 from truenext.store.changes import RareChanges
-from truenext.store.checkpoint_format import NUMBER
+from truenext.store.checkpoint_format import NUMBER, new_identity
 from truenext.store.log import Member, Role
 from truenext.store.postgresql.connection import Connection
 from truenext.store.postgresql.forgotten import Fault, former_primary_fault, origin_fault
@@ -132,7 +131,7 @@ def _renew(connection: Connection, schema: str, facts: Facts, last: Row) -> str:
     limit = facts.recovered.sequence_limit + SEQUENCES_SKIPPED
     changes = RareChanges(sequence_limit=limit, redelivered_below=limit)
     insert_takeover(connection, schema, last, changes, "", epochs=EPOCHS_SKIPPED)
-    identity = secrets.token_hex(4)
+    identity = new_identity()
     run, event = facts.next_history
     write_fact(connection, schema, "identity", identity.encode())
     write_fact(connection, schema, "earlier identity", NUMBER.pack(last.number), facts.recovered.identity.encode())

@@ -1,15 +1,13 @@
-"""Salvage of a checkpoint: reads what is readable, wherever the damage is.
+"""Salvage of a checkpoint: reads all that LMDB can read.
 
-The checkpoint is read page by page (lmdb_file.py). Pages to which only a damaged page leads are *unreached*. If the
-free pages are known, the entries on unreached pages are found as well; their checksums show to which database they
-belong.
+LMDB reads in child processes (lmdb_reader.py), because a damaged page may end the process. The checksums of values and
+records, the counts of messages and the sizes of the databases show what is wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,15 +35,13 @@ from truenext.store.checkpoint_format import (
     initial_meta,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
-from truenext.store.lmdb_file import TREE_BYTES, LmdbEntry, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
-from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane, find_record_damage
+from truenext.store.lmdb_metas import is_uninitialized, read_metas
+from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane
+from truenext.store.salvage.lmdb_reader import find_page_damage, read_database
 from truenext.store.store_errors import empty_folder_error
 
 UNMATCHED_MARKS_MAX = 100_000
 """Largest number of marks without a message that a salvage keeps in memory, as it may still find their messages."""
-
-UNREACHED_TIMERS_MAX = 1_000_000
-"""Largest number of timers that are kept from unreached pages: pages to which only a damaged page leads."""
 
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
@@ -66,8 +62,7 @@ class CheckpointEntry(NamedTuple):
 
 
 class SalvagedCheckpoint:
-    """Readable part of a checkpoint. Read `timers`, then `messages` of each kind, then `unreached`, each once and to
-    its end."""
+    """Readable part of a checkpoint. Read `timers`, then `messages` of each kind, each once and to its end."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress, *, may_be_new: bool) -> None:
         """Read all values except messages and timers.
@@ -76,54 +71,47 @@ class SalvagedCheckpoint:
         if it cannot be read
         """
         self._data = data
+        self._path = data / CHECKPOINT
         self._damage_report = damage_report
         self._progress = progress
-        self._trees: dict[bytes, LmdbTree] = {}
+        self._size = self._seen = 0
         self._unmatched_marks: dict[bytes, bytes] = {}
-        self.unreached_timers: set[bytes] = set()
-        """Timers found on unreached pages. `unreached` fills the set."""
         self.undeleted_transients = 0
         """Number of transient messages that were dropped after unclean stops, and that are not deleted yet."""
-        self._file = self._open(may_be_new=may_be_new)
-        try:
-            self._read_values()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._names = self._find_databases(may_be_new=may_be_new)
+        self._read_values()
 
     def _report(self, problem: str) -> None:
         self._damage_report.add_damage(CHECKPOINT, problem)
 
     # ---- Small values ----
 
-    def _open(self, *, may_be_new: bool) -> RawLmdbReader | None:
-        path = self._data / CHECKPOINT
-        exists = path.exists()
-        if may_be_new and not (exists and path.stat().st_size and not is_uninitialized(path)):
+    def _find_databases(self, *, may_be_new: bool) -> set[bytes]:
+        """Return the names of the databases that can be read. Report what is missing."""
+        exists = self._path.exists()
+        if may_be_new and not (exists and self._path.stat().st_size and not is_uninitialized(self._path)):
             raise empty_folder_error(self._data)
         if not exists:
             self._report("it is missing")
-            return None
-        states, problem = read_metas(path)
+            return set()
+        metas, problem = read_metas(self._path)
         if problem:
             self._report(problem)
-        return RawLmdbReader(path, states[0], self._report) if states else None
+        if not metas:
+            return set()
+        self._size = self._path.stat().st_size
+        if problem := find_page_damage(self._path.parent):
+            self._report(problem)
+        found = {name for name, _ in read_database(self._path.parent, b"", self._report)}
+        for name in sorted(found.difference(DATABASES)):
+            self._report(f"{name!r} is not a database of a store")
+        for name in DATABASES:
+            if name not in found:
+                self._report(f"the database {name.decode()} is missing")
+        return found.intersection(DATABASES)
 
     def _read_values(self) -> None:
-        damage_count = self._damage_report.damage_count
-        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
-        if self._file is not None:
-            self._file.read_free_pages()
-            self._trees = _read_trees(self._file, self._report)
-            for name, database_values in values.items():
-                database_values.update(self._checksummed_values(name))
-            if self._damage_report.damage_count > damage_count:
-                for name, database_values in self._unreached_values(self._file).items():
-                    values[name] = database_values | values[name]
+        values = {name: dict(self._checksummed_values(name)) for name in _VALUE_DATABASES}
         meta = values[b"meta"]
         version = int.from_bytes(meta.get(b"format", FORMAT.pack(FORMAT_VERSION)))
         if version not in (FORMAT_VERSION, COPY_FORMAT, OLD_COPY_FORMAT):
@@ -149,43 +137,26 @@ class SalvagedCheckpoint:
             kind: {lane: NUMBER.unpack(value)[0] for lane, value in values[kind.counts].items()} for kind in TABLE_NAMES
         }
 
-    def _walk(self, name: bytes) -> Iterator[LmdbEntry]:
-        tree = self._trees.get(name)
-        if self._file is None or tree is None:
+    def _read(self, name: bytes, *, keeps_order: bool = True) -> Iterator[tuple[bytes, bytes]]:
+        if name not in self._names:
             return
-        for number, leaf in enumerate(self._file.walk(tree, name.decode())):
+        entries = read_database(self._path.parent, name, self._report, keeps_order=keeps_order)
+        for number, (key, value) in enumerate(entries):
+            self._seen += len(key) + len(value)
             if number % 1000 == 0:
-                page_size = self._file.meta.page_size
-                self._progress.update("checkpoint", self._file.pages_seen * page_size, self._file.pages * page_size)
-            yield leaf
+                self._progress.update("checkpoint", min(self._seen, self._size), self._size)
+            yield key, value
 
     def _checksummed_values(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
-        for leaf in self._walk(name):
+        for key, value in self._read(name):
             # Formats 1 and 2 had no checksums.
-            if leaf.key == b"format" and len(leaf.value) == FORMAT.size:
-                yield leaf.key, leaf.value
+            if key == b"format" and len(value) == FORMAT.size:
+                yield key, value
                 continue
             try:
-                yield leaf.key, remove_checksum(name, leaf.key, leaf.value)
+                yield key, remove_checksum(name, key, value)
             except DamagedValue as error:
-                self._report(f"page {leaf.page}: {error}")
-
-    def _unreached_values(self, file: RawLmdbReader) -> dict[bytes, dict[bytes, bytes]]:
-        """Return the small values found on unreached pages, by database. This walks through the whole checkpoint."""
-        values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
-        reader = RawLmdbReader(self._data / CHECKPOINT, file.meta, _ignore)
-        try:
-            reader.read_free_pages()
-            for tree in _read_trees(reader, _ignore).values():
-                for _ in reader.walk(tree, ""):
-                    pass
-            for leaf in reader.unreached() if reader.is_free_list_complete else ():
-                for name, database_values in values.items():
-                    with suppress(DamagedValue):
-                        database_values[leaf.key] = remove_checksum(name, leaf.key, leaf.value)
-        finally:
-            reader.close()
-        return values
+                self._report(str(error))
 
     # ---- Timers and messages ----
 
@@ -203,22 +174,23 @@ class SalvagedCheckpoint:
         found: Counter[bytes] = Counter()
         marks = self._checksummed_values(kind.marks)
         mark = next(marks, None)
-        for leaf in self._walk(kind.messages):
-            while mark is not None and mark[0] < leaf.key:
+        for stored_key, record in self._read(kind.messages, keeps_order=False):
+            while mark is not None and mark[0] < stored_key:
                 self._add_unmatched_mark(*mark, kind)
                 mark = next(marks, None)
-            own = None
-            if mark is not None and mark[0] == leaf.key:
+            # Of messages that are read backwards, the marks have been read.
+            own = self._unmatched_marks.pop(stored_key, None)
+            if mark is not None and mark[0] == stored_key:
                 own, mark = mark[1], next(marks, None)
-            if not self._is_current(leaf.key, kind):
+            if not self._is_current(stored_key, kind):
                 self.undeleted_transients += 1
                 continue
-            key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
+            key = stored_key[GENERATION.size :] if kind.is_transient else stored_key
             if len(key) != MESSAGE_KEY_SIZE:
-                self._report(f"page {leaf.page}: {leaf.key.hex()} is not the key of a message")
+                self._report(f"{stored_key.hex()} is not the key of a message")
                 continue
             found[key[:LANE_KEY_SIZE]] += 1
-            yield CheckpointEntry(key, leaf.value, own, kind.is_transient)
+            yield CheckpointEntry(key, record, own, kind.is_transient)
         while mark is not None:
             self._add_unmatched_mark(*mark, kind)
             mark = next(marks, None)
@@ -228,36 +200,6 @@ class SalvagedCheckpoint:
             if counted != found[lane]:
                 problem = f"its count says {counted} {kind.messages.decode()}, and {found[lane]} exist"
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
-
-    def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
-        """Yield the messages found on unreached pages. Add the timers on these pages to `unreached_timers`, unless
-        `is_known_timer` returns True for the timer."""
-        file = self._file
-        if file is None:
-            return
-        if not file.is_free_list_complete:
-            if file.unreached_pages:
-                self._damage_report.notes_besides_damage.append(
-                    f"{file.unreached_pages} pages of {CHECKPOINT} were not read: whether they are free is not known"
-                )
-            return
-        # Marks before their messages, on whatever pages they are.
-        for leaf in file.unreached():
-            for kind in TABLE_NAMES:
-                with suppress(DamagedValue):
-                    self._add_unmatched_mark(leaf.key, remove_checksum(kind.marks, leaf.key, leaf.value), kind)
-        for leaf in file.unreached():
-            if len(leaf.key) == TIMER_SIZE and len(self.unreached_timers) < UNREACHED_TIMERS_MAX:
-                with suppress(DamagedValue):
-                    remove_checksum(b"timers", leaf.key, leaf.value)
-                    if not is_known_timer(leaf.key):
-                        self.unreached_timers.add(leaf.key)
-            kind = TABLE_NAMES[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]
-            key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
-            if len(key) != MESSAGE_KEY_SIZE or not self._is_current(leaf.key, kind):
-                continue
-            if not find_record_damage(key, leaf.value):
-                yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
         """Yield the keys of messages whose mark was found, but not the message itself. To be called after all messages
@@ -272,20 +214,3 @@ class SalvagedCheckpoint:
     def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageTableNames) -> None:
         if self._is_current(key, kind) and len(self._unmatched_marks) < UNMATCHED_MARKS_MAX:
             self._unmatched_marks[key] = mark
-
-
-def _read_trees(file: RawLmdbReader, on_damage: Callable[[str], None]) -> dict[bytes, LmdbTree]:
-    trees: dict[bytes, LmdbTree] = {}
-    for leaf in file.walk(file.meta.main, "list of databases"):
-        if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:
-            trees[leaf.key] = LmdbTree.of(leaf.value)
-        else:
-            on_damage(f"page {leaf.page}: {leaf.key!r} is not a database of a store")
-    for name in DATABASES:
-        if name not in trees:
-            on_damage(f"the database {name.decode()} is missing")
-    return trees
-
-
-def _ignore(_: str) -> None:
-    pass

@@ -3,11 +3,11 @@
     journal        All undamaged frames are applied to the checkpoint, also those after a damaged frame: messages that
                    these frames acknowledge stay acknowledged. The batch of a damaged frame is missing: its new messages
                    are lost, and messages that it acknowledged exist again (journal.py).
-    checkpoint     Read page by page. Entries on damaged pages, and on pages to which these led, are read if their
-                   checksums are right (checkpoint.py).
+    checkpoint     LMDB reads it, in child processes: from the first entry to a damaged page, and from the last one back
+                   to a damaged page (checkpoint.py).
 
-A salvage takes the memory of the journal's overlay (overlay.py), one byte for each page of the checkpoint, and 16 bytes
-for each content that several messages share. It also keeps all names, and messages whose content is missing.
+A salvage takes the memory of the journal's overlay (overlay.py), and 16 bytes for each content that several messages
+share. It also keeps all names, and messages whose content is missing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_salvage(
 
     Raises: StoreInUseError if a broker uses the folder; StoreError if it is no data folder, is empty, or cannot be read
     """
-    if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
+    if not folder.is_data_folder(data):
         raise no_data_folder_error(data)
     with translated_errors(f"read the store in {data}", data), ExitStack() as resources:
         try:
@@ -100,7 +100,6 @@ class Salvage:
             self.checkpoint = SalvagedCheckpoint(
                 data, self.damage_report, self._progress, may_be_new=not folder.has_journal(data)
             )
-            files.callback(self.checkpoint.close)
             self._overlay = self._read_journal(last_history_chunk)
             self._files = files.pop_all()
         indexes = self._overlay.indexes
@@ -132,8 +131,8 @@ class Salvage:
         return self._overlay.timer_view().iter_after(b"", self.checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:
-        """Yield all messages. First come the checkpoint's in key order, persistent ones before transient ones; then
-        those on unreached pages; then the journal's.
+        """Yield all messages. First come the checkpoint's in key order, persistent ones before transient ones; then the
+        journal's.
 
         Contents are yielded, too, each before the messages that refer to it. Transient messages are yielded even if the
         next start drops them. Only a damaged checkpoint yields a message twice.
@@ -148,7 +147,7 @@ class Salvage:
             elif references.count_reference(number):
                 yield message
             else:
-                # Its content may be on a page that a damaged page led to.
+                # Behind a damaged page entries come backwards.
                 deferred.append(message)
         for message in deferred:
             number = referenced_content_number(message.record)
@@ -165,8 +164,6 @@ class Salvage:
         queues = self.recovered.queues
         for kind in TABLE_NAMES:
             yield from self._checkpointed(self.checkpoint.messages(kind, queues))
-        if self.damage_report.damage_count:
-            yield from self._checkpointed(self.checkpoint.unreached(self._overlay.timer_view().overrides))
         for key in self.checkpoint.unmatched_marks():
             if key not in self._removed:
                 self.damage_report.add_damage(

@@ -1,0 +1,53 @@
+"""Control request `backup`: starts a backup, tells how far it is, or stops it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from truenext.broker.backups import BackupOptions, BackupReport, Backups
+from truenext.errors import Code, ConfigurationError, RemoteProtocolError
+from truenext.model.commands import decode_client_json
+
+VERB = "backup"
+
+
+class BackupAction(Enum):
+    """What `backup` does."""
+
+    START = "start"
+    """Start a backup."""
+    SHOW = "show"
+    """Tell how far the backup is that runs, or how the last one has ended."""
+    STOP = "stop"
+    """Stop the backup that runs."""
+
+
+class BackupRequest(BackupOptions, forbid_unknown_fields=True):
+    """Body of the request, in JSON. An empty body stands for one without fields."""
+
+    action: BackupAction = BackupAction.START
+    """What to do: `start`, `show` or `stop`."""
+
+
+def run_backup_request(backups: Backups, body: bytes) -> bytes:
+    """Start a backup, tell how far it is, or stop it.
+
+    Raises: RemoteProtocolError if the body is invalid, or the broker refuses
+    """
+    request = decode_client_json(VERB, body, BackupRequest) if body else BackupRequest()
+    try:
+        return msgspec.json.encode(_run(backups, request))
+    except ConfigurationError as error:
+        raise RemoteProtocolError(str(error), Code.CONTROL_REQUEST) from error
+
+
+def _run(backups: Backups, request: BackupRequest) -> BackupReport:
+    match request.action:
+        case BackupAction.START:
+            return backups.start(request)
+        case BackupAction.STOP:
+            return backups.stop()
+        case BackupAction.SHOW:
+            return backups.report()

@@ -1,0 +1,164 @@
+"""Test that backups of a busy broker are states of exactly one batch each, whoever is killed meanwhile.
+
+Producers and consumers of several kinds work at full speed (kill_load.py). Backups are made at random moments; during
+some of them the broker or the command is killed. Each backup is then refused as cut short, or is restored, and has the
+state that a naive reader of the broker's frames finds after its batch.
+
+    TRUENEXT_BACKUPS=200 TRUENEXT_SEED=7 pytest -s tests/integration/test_backup_kills.py
+"""
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.backup_broker import BackupBroker
+from tests.integration.forked import Forked
+from tests.integration.kill_load import Ledger, Letter, Worker, hire, resolve
+from tests.integration.tapped_broker import check_state, read_frames, state_after
+from truenext.errors import ConfigurationError
+from truenext.history.check import find_damage, last_batch_chunk
+from truenext.store.check import check
+from truenext.store.restore import restore
+
+COUNT = int(os.environ.get("TRUENEXT_BACKUPS", "4"))
+PER_BROKER = 4
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
+
+FATES = ["complete", "complete", "command killed", "broker killed", "stopped"]
+
+
+class TopicsAndTimers(Worker):
+    """Producer to a topic with durable subscriptions, of scheduled sends, and of messages that expire."""
+
+    def __init__(self, ledger: Ledger, broker: BackupBroker, seed: str) -> None:
+        super().__init__(ledger, broker.connect, seed)
+        self._broker = broker
+
+    def work(self) -> None:
+        client, chance = self.client, self.chance
+        for number in range(3):
+            subscriber = self._broker.connect(headers={"client-id": f"{self.name}-{number}"})
+            headers = {"id": "d", "destination": "/topic/news", "activemq.subscriptionName": "d", "ack": "client"}
+            subscriber.send_frame("SUBSCRIBE", headers, confirmed=True)
+            subscriber.close()
+        while True:
+            body = chance.randbytes(chance.randrange(800))
+            client.send_frame("SEND", {"destination": "/topic/news", "persistent": "true"}, body)
+            delay = {"AMQ_SCHEDULED_DELAY": str(chance.randrange(50, 3000))}
+            client.send("later", body, persistent=True, headers=delay)
+            client.send("short", body, persistent=True, headers={"truenext-ttl": str(chance.randrange(1, 2000))})
+            client.send("paused", b"", persistent=True, confirmed=True)
+            time.sleep(chance.random() * 0.01)
+
+
+@pytest.mark.timeout(120 + 20 * COUNT)
+def test_backup_of_a_busy_broker_is_the_state_of_its_batch_or_refused(tmp_path: Path) -> None:
+    # C29.2, C29.3, C29.7, C29.8
+    print(f"\nseed {SEED}, {COUNT} backups")
+    chance = random.Random(SEED)
+    outcomes: dict[str, int] = {}
+    for first in range(0, COUNT, PER_BROKER):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        broker = BackupBroker(folder, chance.choice([(), ("--queue-memory-limit", "20KB", "--page-size", "7")]))
+        try:
+            markers = _make_backups(broker, chance, min(PER_BROKER, COUNT - first))
+        finally:
+            broker.clean_up()
+        frames = read_frames(broker.tap)
+        for backup in sorted(broker.backups.iterdir()):
+            outcome = _check_backup(backup, folder / f"new-{backup.name}", frames, markers)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        print(f"{first + PER_BROKER} backups: {outcomes}", flush=True)
+    assert outcomes.get("whole", 0) >= COUNT / 4
+
+
+def _make_backups(broker: BackupBroker, chance: random.Random, count: int) -> dict[str, str]:
+    """Make backups while the broker works, and return by name of the backup a text that was confirmed before."""
+    broker.start()
+    assert broker.truenext("pause", "paused").returncode == 0
+    ledger = Ledger()
+    unconfirmed: list[tuple[Letter, bytes]] = []
+    markers: dict[str, str] = {}
+    crew: list[Worker] = []
+    for number in range(count):
+        if not crew:
+            ledger.cycle += 1
+            resolve(broker, ledger)
+            crew = hire(broker, ledger, unconfirmed, f"{SEED}-{number}-{broker.port}")
+            crew.append(TopicsAndTimers(ledger, broker, f"topics-{number}-{broker.port}"))
+            for worker in crew:
+                worker.start()
+        time.sleep(chance.uniform(0.2, 1.0))
+        marker = f"marker {number} of {chance.random()}"
+        client = broker.connect()
+        client.send("markers", marker.encode(), persistent=True, confirmed=True)
+        client.disconnect()
+        before = set(broker.backups.iterdir())
+        fate = chance.choice(FATES)
+        rate = chance.choice(["2MiB", "8MiB", "64MiB"])
+        _make_backup(broker, fate, rate, chance)
+        for made in set(broker.backups.iterdir()) - before:
+            markers[made.name] = marker
+        if fate == "broker killed":
+            for worker in crew:
+                worker.join()
+            crew = []
+            broker.close_clients()
+            broker.start()
+        assert not ledger.failures, ledger.failures[0]
+    broker.kill()
+    for worker in crew:
+        worker.join()
+    assert not ledger.failures, ledger.failures[0]
+    return markers
+
+
+def _make_backup(broker: BackupBroker, fate: str, rate: str, chance: random.Random) -> None:
+    if fate == "complete":
+        options = ("--history",) if chance.random() < 0.5 else ()
+        assert "the state after batch" in broker.output_of("backup", "--rate", rate, *options)
+        return
+    out = broker.data.parent / "command.out"
+    command = Forked(["backup", "--rate", rate, "--history", "--url", broker.url], stdout=out, stderr=out)
+    deadline = time.monotonic() + 30
+    while (report := broker.request_backup(action="show"))["state"] != "running" and command.poll() is None:
+        assert time.monotonic() < deadline, out.read_text()
+    time.sleep(chance.choice([0, chance.random() * 0.2, chance.random() * 2]))
+    if fate == "broker killed":
+        broker.kill()
+    elif fate == "command killed":
+        command.kill()
+        while (report := broker.request_backup(action="show"))["state"] == "running":
+            time.sleep(0.01)
+        assert report["state"] == "done", report
+    else:
+        broker.truenext("backup", "--stop")
+        while (report := broker.request_backup(action="show"))["state"] == "running":
+            time.sleep(0.01)
+        assert report["state"] in ("stopped", "done"), report
+    command.wait(30)
+
+
+def _check_backup(backup: Path, new: Path, frames: dict[int, bytes], markers: dict[str, str]) -> str:
+    """Check that a backup is refused or whole, and return which."""
+    try:
+        restored = restore(backup, new, lambda done, total: None, last_batch_chunk)
+    except ConfigurationError as error:
+        assert "was cut short, and has no manifest" in str(error)
+        assert not new.exists()
+        return "refused"
+    assert list(find_damage(new / "history")) == []
+    damage: list[object] = []
+    check(new, damage.append, lambda done, total: None, last_history_chunk=last_batch_chunk(new / "history"))
+    assert damage == []
+    expected = state_after(frames, restored.manifest.batch)
+    marker = markers[backup.name].encode()
+    assert any(record.endswith(marker) for record, _ in expected.messages.values())
+    check_state(new, expected)
+    assert json.loads((backup / "manifest").read_bytes().split(b"\n")[0])["identity"] != restored.identity
+    return "whole"
