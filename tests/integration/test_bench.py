@@ -82,6 +82,10 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             ("bench.due", "--messages", "500", "--within", "2", "--only", "scheduled"),
             r"\nscheduled +500 +[\d,]+ +\d+\.\d\d s +[\d,]+ +\d+ MiB +<= 256 MiB +yes",
         ),
+        (
+            ("bench.upgrade", "--messages", "600", "--runs", "1"),
+            r"600 messages, one in 10 marked\ntime: restart [\s\S]*\nprocessor time: .*, ratio \d",
+        ),
         (("bench.due", "--messages", "500", "--within", "2", "--only", "expiring"), r"\nexpiring +500 .* yes"),
         (
             ("bench.client", "--messages", "400", "--runs", "1"),
