@@ -146,6 +146,20 @@ def test_connection_that_waits_for_the_disk_is_resumed_once_it_has_space(setup: 
     assert setup.resumed == [second, first]
 
 
+def test_connection_that_waits_for_the_disk_and_its_large_frame_wait_for_the_end_of_a_drain(setup: Setup) -> None:
+    # C31.2
+    setup.waits_for_disk = True
+    setup.state.is_draining = True
+    first, second = setup.connections
+    setup.capacity.wait(first, needs_disk=True)
+    assert setup.capacity.bytes_to_read(second, INCOMPLETE_FRAME_BYTES) == 0
+    setup.capacity.resume_waiting()
+    assert not setup.resumed
+    setup.state.is_draining = False
+    setup.capacity.resume_waiting()
+    assert setup.resumed == [first, second]
+
+
 def test_removed_connection_is_not_resumed(setup: Setup) -> None:
     first, second = setup.connections
     setup.capacity.read_turns.wait(first)
