@@ -13,7 +13,7 @@ from truenext.broker.drain import BEGIN, VERB, Drain
 from truenext.cli.drain import left_text
 from truenext.engine import remainder
 from truenext.engine.lifecycle import settlement
-from truenext.engine.remainder import Remainder, count_remainder
+from truenext.engine.remainder import QUEUES_PER_STEP, Remainder, count_remainder
 from truenext.engine.state.queue import Entry
 from truenext.model.commands import Ack, Begin, Commit, ControlRequest, Nack, Send, Unsubscribe
 from truenext.model.destination import parse_address
@@ -286,3 +286,11 @@ def test_report_names_the_ten_largest_of_many_queues(driver: DrainDriver) -> Non
     assert text.startswith("78 wait and 1 are held, in lonely11 (12 waiting, 0 held, 0 consumers); lonely10")
     assert "and 3 other queues; no consumer is left for lonely11, lonely10" in text
     assert text.endswith("lonely2 and 2 other queues")
+
+
+def test_report_about_many_queues_is_made_in_many_steps() -> None:
+    driver = DrainDriver()
+    for number in range(20 * QUEUES_PER_STEP):
+        driver.send(f"queue{number}")
+    # The queues are visited twice: to count their messages, and to find the largest and those without a consumer.
+    assert sum(1 for _ in driver.drain.report(VERB)) >= 40
