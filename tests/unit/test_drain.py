@@ -10,9 +10,10 @@ import pytest
 from tests.unit.test_control_queries import ReportDriver
 from truenext.broker.access import VERB_CHECKS, ForbiddenError
 from truenext.broker.drain import BEGIN, VERB, Drain
+from truenext.cli.drain import left_text
 from truenext.engine import remainder
 from truenext.engine.lifecycle import settlement
-from truenext.engine.remainder import Remainder, count_remainder
+from truenext.engine.remainder import QUEUES_PER_STEP, Remainder, count_remainder
 from truenext.engine.state.queue import Entry
 from truenext.model.commands import Ack, Begin, Commit, ControlRequest, Nack, Send, Unsubscribe
 from truenext.model.destination import parse_address
@@ -266,3 +267,30 @@ def test_disk_level_of_sends_is_little_at_least_during_a_drain(driver: DrainDriv
     state.is_draining = True
     state.set_disk_level(level)
     assert (state.disk_level, state.is_disk_short) == (max(level, DiskLevel.LITTLE), level is not DiskLevel.PLENTY)
+
+
+def test_report_names_the_ten_largest_of_many_queues(driver: DrainDriver) -> None:
+    # C31.6
+    for number in range(12):
+        for _ in range(number + 1):
+            driver.send(f"lonely{number}")
+    report = report_of(driver, BEGIN)
+    assert [each["queue"] for each in report["no_consumer"]] == [f"lonely{number}" for number in range(11, 1, -1)]
+    assert (report["queues_total"], report["no_consumer_total"], report["waiting"], report["held"]) == (13, 12, 78, 1)
+    assert not driver.drain.is_active
+    assert report["error"].startswith(
+        "messages wait in 12 queues without a consumer, and none could come during a drain"
+    )
+    assert "'lonely2', ...; start a consumer" in report["error"]
+    text = left_text(report)
+    assert text.startswith("78 wait and 1 are held, in lonely11 (12 waiting, 0 held, 0 consumers); lonely10")
+    assert "and 3 other queues; no consumer is left for lonely11, lonely10" in text
+    assert text.endswith("lonely2 and 2 other queues")
+
+
+def test_report_about_many_queues_is_made_in_many_steps() -> None:
+    driver = DrainDriver()
+    for number in range(20 * QUEUES_PER_STEP):
+        driver.send(f"queue{number}")
+    # The queues are visited twice: to count their messages, and to find the largest and those without a consumer.
+    assert sum(1 for _ in driver.drain.report(VERB)) >= 40

@@ -20,7 +20,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.remainder import QUEUES_PER_STEP, QueueRemainder, count_remainder
 from truenext.engine.state.queue import Entry, Queue
 from truenext.model.commands import ControlRequest, decode_client_json
-from truenext.model.destination import SPARK_PREFIX
+from truenext.model.destination import SPARK_CLIENT_ID, SPARK_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,6 @@ BEGIN = "drain, to begin"
 """Name of the answers to requests that begin a drain, for ControlRequests: these answers differ from others."""
 
 QUEUES_REPORTED = 10
-
-SPARK_CLIENT_ID = "Spark"
-"""Client id of all connections of Spark's queries: these may do everything during a drain, since each task of a query
-opens a connection."""
 
 RESTRICTION = "the broker is being drained"
 

@@ -55,7 +55,7 @@ def drain(timeout_s: float, undo: bool, broker: BrokerOptions) -> None:
         raise TruenextError("the drain was ended by another command, `truenext drain --undo`: producers continue")
     if not report["drained"]:
         raise TruenextError(
-            f"the time is over, and {_left_text(report)}; the broker is still being drained: run this command again, "
+            f"the time is over, and {left_text(report)}; the broker is still being drained: run this command again, "
             "or end the drain with `truenext drain --undo`"
         )
     terminal.echo(f"Nothing is left to wait for.{_excepted_text(report)}")
@@ -80,12 +80,12 @@ def _wait(connection: Connection, timeout_s: float) -> dict[str, Any]:
             return report
         if now - reported_at >= REPORT_INTERVAL_S:
             reported_at = now
-            terminal.echo(_left_text(report), err=True)
+            terminal.echo(left_text(report), err=True)
         time.sleep(min(pause_s, ends_at - now))
         pause_s = min(2 * pause_s, POLL_MAX_S)
 
 
-def _left_text(report: dict[str, Any]) -> str:
+def left_text(report: dict[str, Any]) -> str:
     """Return a text on the messages for which a drain waits."""
     text = f"{report['waiting']:,} wait and {report['held']:,} are held"
     queues, without = report["queues"], report["no_consumer"]

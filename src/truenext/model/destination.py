@@ -34,6 +34,10 @@ DEAD_LETTER_PREFIX = "DLQ."
 SPARK_PREFIX = "Spark."
 """Prefix of queues in which Spark's queries keep their bundles, marks and decisions."""
 
+SPARK_CLIENT_ID = "Spark"
+"""Client id of all connections of Spark's queries. They may do everything during a drain, since each task of a query
+opens a connection."""
+
 _PROGRESS_QUEUE = re.compile(r"Spark\.(source|sink)\.[^.]+\.[^.]+")
 
 SUBSCRIPTION_PREFIX = "subscription,"

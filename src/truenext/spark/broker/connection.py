@@ -26,6 +26,7 @@ from truenext.client.password_file import current_password
 from truenext.client.tls_context import check_files, make_context, reason_of
 from truenext.clock import monotonic
 from truenext.errors import Code, ConnectionLost, NoBroker, Refused, RemoteProtocolError
+from truenext.model.destination import SPARK_CLIENT_ID
 from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 from truenext.spark.broker.tls_stream import TlsStream
@@ -44,7 +45,6 @@ FAILED_LAST_SECONDS = 60.0
 """Seconds for which an address that has failed is tried last. Each task opens a connection of its own, and should not
 wait again for a machine that another task of this process has found without power."""
 HEART_BEAT_SECONDS = 10.0
-CLIENT_ID = "Spark"
 _REPLIES = "/temp-queue/answers"
 
 _failed_at: dict[str, float] = {}
@@ -365,8 +365,7 @@ class BrokerConnection:
         """Log in. Raises: ConnectionLost if the peer does not answer in time, or closes the connection;
         RemoteProtocolError if the peer is no broker; Refused if the broker refuses the login"""
         link = self._link
-        # So named it is let in during a drain, as other new clients are not.
-        link.send_connect({"truenext-client": "1", "client-id": CLIENT_ID, **headers})
+        link.send_connect({"truenext-client": "1", "client-id": SPARK_CLIENT_ID, **headers})
         self.flush()
         deadline = monotonic() + timeout_s
         while not link.is_up:
