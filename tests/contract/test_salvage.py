@@ -245,7 +245,8 @@ def test_an_export_says_which_user_needs_which_right(
     monkeypatch.setattr(Path, "mkdir", denied)
     result = truenext("export", data, tmp_path / "new" / "deeper")
     assert result.exit_code == 2
-    assert result.stderr.endswith(f"; the user root needs the right to read and write {tmp_path}\n")
+    needed = f"the user root needs the right to read and write {tmp_path}, which belongs to {tmp_path.owner()}"
+    assert result.stderr.endswith(f"; {needed}\n")
 
 
 def test_a_broker_that_may_not_write_its_data_says_which_user_needs_which_right(
@@ -260,7 +261,8 @@ def test_a_broker_that_may_not_write_its_data_says_which_user_needs_which_right(
 
     monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 2)
     monkeypatch.setattr(os, "open", denied_lock)
-    with pytest.raises(StoreError, match=rf"; the user {2**31 - 2} needs the right to read and write {tmp_path}$"):
+    needed = f"the user {2**31 - 2} needs the right to read and write {tmp_path}, which belongs to {tmp_path.owner()}"
+    with pytest.raises(StoreError, match=f"; {needed}$"):
         EmbeddedStore(tmp_path)
 
 

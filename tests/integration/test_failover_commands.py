@@ -11,6 +11,7 @@ from tests.contract.postgresql.log_writer import url_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.forked import completed
 from tests.integration.log_broker import LogBroker
+from tests.integration.notifications import Receiver
 from tests.integration.raw_client import TRUENEXT_CLIENT
 from tests.integration.test_postgresql import received, store_name
 from tests.integration.test_standing_by import await_member
@@ -220,3 +221,23 @@ def test_log_is_not_renewed_while_a_broker_is_active(
     refused = store(postgres, schema, "adopt" if is_copy else "accept-loss", f"{schema}\n")
     assert refused.returncode == 2 and b"active" in refused.stderr
     send(first, 1)
+
+
+def test_broker_that_stands_by_is_ready_for_its_service_manager_before_it_listens(
+    new_broker: NewBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watchdog_s = 4.0
+    active = new_broker("one")
+    active.start()
+    receiver = Receiver(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", receiver.address)
+    monkeypatch.setenv("WATCHDOG_USEC", str(int(watchdog_s * 1_000_000)))
+    with receiver.socket:
+        standby = new_broker("two")
+        standby.begin_start()
+        assert receiver.receive() == "READY=1\nSTATUS=standing by for one"
+        assert receiver.longest_pause(1.0) < watchdog_s / 2
+        active.stop()
+        assert receiver.receive_first("READY=1").startswith("READY=1\nSTATUS=listening on ")
+        standby.await_start()
+        standby.stop()

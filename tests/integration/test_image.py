@@ -123,6 +123,14 @@ class Container:
             assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
 
+    def __enter__(self) -> Container:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            # Not only `unshare`: a process that has changed its user does not die with its parent.
+            self.end(signal.SIGKILL)
+
     @property
     def pid(self) -> int:
         """Number of the broker, the child of `unshare`."""
@@ -168,20 +176,21 @@ def test_image_has_the_user_volume_and_health_check_of_its_file(image: Image) ->
 def test_broker_of_the_image_is_stopped_killed_and_started_again_on_its_volume(
     image: Image, volume: Path, tmp_path: Path
 ) -> None:
-    first = Container(image, volume, tmp_path)
-    status = Path(f"/proc/{first.pid}/status").read_text()
-    assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)
-    assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE) and re.search(r"^NSpid:.*\s1$", status, re.MULTILINE)
-    first.truenext("send", "orders", "before the stop", "--transient")
-    assert "codec      in C\n" in first.truenext("status")
-    assert first.end(signal.SIGTERM) == 0
-    second = Container(image, volume, tmp_path)
-    second.truenext("send", "orders", "before the kill")
-    assert second.end(signal.SIGKILL) != 0
-    third = Container(image, volume, tmp_path)
-    assert third.truenext("receive", "orders", "--all") == "before the stop\nbefore the kill\n"
-    assert third.end(signal.SIGTERM) == 0
-    assert third.log.read_text() == ""
+    with Container(image, volume, tmp_path) as first:
+        status = Path(f"/proc/{first.pid}/status").read_text()
+        assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)
+        assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE) and re.search(r"^NSpid:.*\s1$", status, re.MULTILINE)
+        first.truenext("send", "orders", "before the stop", "--transient")
+        assert "codec      in C\n" in first.truenext("status")
+        assert first.end(signal.SIGTERM) == 0
+    with Container(image, volume, tmp_path) as second:
+        assert second.truenext("receive", "orders", "--all") == "before the stop\n"
+        second.truenext("send", "orders", "before the kill")
+        assert second.end(signal.SIGKILL) != 0
+    with Container(image, volume, tmp_path) as third:
+        assert third.truenext("receive", "orders", "--all") == "before the kill\n"
+        assert third.end(signal.SIGTERM) == 0
+        assert third.log.read_text() == ""
 
 
 def test_broker_of_the_image_on_a_foreign_volume_names_the_owner(image: Image, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked
+from tests.integration.notifications import Receiver
 from truenext.broker.broker import Broker
 from truenext.cli import serve, service_manager
 from truenext.cli.loops import new_event_loop
@@ -25,38 +26,6 @@ from truenext.cli.service_manager import ServiceManager, find_service_manager
 
 WATCHDOG_S = 1.5
 """Period of the watchdog in these tests."""
-
-
-class Receiver:
-    """Socket of a service manager."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(address.replace("@", "\0", 1))
-
-    def receive(self, seconds: float = PATIENCE_SECONDS) -> str:
-        """Return the next notification. Raises: TimeoutError if none comes"""
-        self.socket.settimeout(seconds)
-        return self.socket.recv(4096).decode()
-
-    def receive_first(self, beginning: str) -> str:
-        """Return the first notification that begins with a text; earlier ones may only feed the watchdog."""
-        while not (notification := self.receive()).startswith(beginning):
-            assert notification == "WATCHDOG=1"
-        return notification
-
-    def longest_pause(self, seconds: float) -> float:
-        """Return the longest time without WATCHDOG=1 in the next `seconds`."""
-        last, end = time.monotonic(), time.monotonic() + seconds
-        longest = 0.0
-        while (now := time.monotonic()) < end:
-            try:
-                assert self.receive(end - now) == "WATCHDOG=1"
-            except TimeoutError:
-                break
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        return max(longest, time.monotonic() - last)
 
 
 @pytest.fixture

@@ -301,7 +301,6 @@ IN_POSTGRESQL = ["--store", "postgresql:///truenext", "--schema", "main", "--dat
         ["serve", "--data", "somewhere", "--database-limit", "2GiB"],
         ["serve", "--data", "somewhere", "--member", "host1"],
         ["serve", "--data", "somewhere", "--take-over"],
-        ["serve", *IN_POSTGRESQL],
         ["serve", "--data", "somewhere", *IN_POSTGRESQL[:4]],
         ["serve", "--data", "somewhere", *IN_POSTGRESQL[:2], *IN_POSTGRESQL[4:]],
         ["record", "--out", "somewhere", "--seed", "1"],
