@@ -192,7 +192,8 @@ def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
 
 
 def test_flipped_bit_never_makes_a_broker_show_invented_data(quick_path: Path) -> None:
-    """Nor one that is sent with it; and `store check` says so of every store in which something came out otherwise."""
+    """Nor one that is sent with it; and `store check` finds damage in every store that shows anything else. Damage that
+    stops the broker it may not find: LMDB notices some only when it writes."""
     pristine = quick_path / "pristine"
     content = Writer(pristine, random.Random(SEED), shares=True).stop()
     write_history(pristine)
@@ -216,7 +217,7 @@ def test_flipped_bit_never_makes_a_broker_show_invented_data(quick_path: Path) -
         except AssertionError as error:
             raise AssertionError(f"{where}, of {quick_path}: {error}; check says {found}") from error
         outcomes[outcome] += 1
-        if outcome != "right" and not found:
+        if outcome in ("messages left out", "marks lost", "timers lost") and not found:
             silent.append(f"{where}: {outcome}")
         shutil.rmtree(folder)
         shutil.rmtree(new, ignore_errors=True)

@@ -6,6 +6,7 @@ or found damaged, unless it happens to be the state of one moment.
 
 import os
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -68,13 +69,15 @@ def outcome(copied: Disk, models: list[Held]) -> str:
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if ended != 1:
             return RIGHT if ended == 0 else REFUSED
-    with folder_for(copied) as folder:
-        found: list[object] = []
+    with folder_for(copied) as folder, pytest.MonkeyPatch.context() as patch:
+        # The records of the model are no records of messages, and its queues have no names.
+        patch.setattr("truenext.store.salvage.folder.find_record_damage", lambda *_: "")
+        found: list[str] = []
         try:
-            check(folder, found.append, lambda *_: None)
+            check(folder, lambda damage: found.append(str(damage)), lambda *_: None)
         except StoreError as error:
-            found.append(error)
-        return DAMAGED if found else WRONG
+            found.append(str(error))
+        return DAMAGED if any(not re.search("the name of queue . is lost", each) for each in found) else WRONG
 
 
 def _started(folder: Path, models: list[Held]) -> int:

@@ -396,12 +396,20 @@ class Checkpoint:
             self._meta.put(txn, LOG_DIGEST, digest)
 
     def renew(self) -> str:
-        """Give the folder a new identity, and return that. A copy of a log becomes an ordinary folder."""
-        identity = new_identity()
+        """Give the folder a new identity, and return that."""
+        with self._env.begin(write=True) as txn:
+            return self._renew(txn)
+
+    def detach(self) -> str:
+        """Make the folder, which is a copy of a log, an ordinary one with a new identity, and return that."""
         with self._env.begin(write=True) as txn:
             self._meta.put(txn, b"format", FORMAT.pack(FORMAT_VERSION))
-            self._meta.put(txn, b"identity", identity.encode())
             self._meta.delete(txn, LOG_DIGEST)
+            return self._renew(txn)
+
+    def _renew(self, txn: lmdb.Transaction[bytes]) -> str:
+        identity = new_identity()
+        self._meta.put(txn, b"identity", identity.encode())
         return identity
 
     def drop_transients(self) -> None:

@@ -264,7 +264,7 @@ def detach(path: Path, last_history_chunk: tuple[int, int] | None = None) -> str
             folder.sync_folder(path / "journal")
         if describe_lost_tail(journal.last_frame_number, 0, history, last_history_chunk):
             (path / "history").rename(_new_aside(path) / "history")
-        return checkpoint.renew()
+        return checkpoint.detach()
 
 
 def _open_attached(path: Path) -> Checkpoint:

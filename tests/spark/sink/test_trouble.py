@@ -26,6 +26,7 @@ from tests.spark.source.query_process import QueryProcess, check_each_once
 from tests.spark.trouble import PATIENCE_SECONDS, await_that, cluster, fill, send
 from truenext import blocking
 from truenext.model.disk_level import DiskLevel
+from truenext.store.renewal import renew
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="takes minutes: make spark"),
@@ -259,10 +260,13 @@ def copy_data(broker: BrokerProcess, copy: Path) -> None:
     broker.start(broker.port)
 
 
-def restore_data(broker: BrokerProcess, copy: Path) -> None:
+def restore_data(broker: BrokerProcess, copy: Path, *, is_renewed: bool = False) -> None:
+    """Go on with the copy. With `is_renewed` its folder gets a new identity, as by `truenext restore`."""
     broker.stop()
     shutil.rmtree(broker.data)
     copy.rename(broker.data)
+    if is_renewed:
+        renew(broker.data)
     broker.start(broker.port)
 
 
@@ -311,6 +315,24 @@ def test_query_whose_broker_has_lost_two_batches_since_its_copy_fails_by_name(
     check_published_once(broker, 3000)
 
 
+def test_query_fails_by_name_at_a_restored_broker_and_each_message_has_its_effect_once_after_abandon(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send(broker, range(1000), 10)
+    run(spark, broker, tmp_path)
+    send(broker, range(1000, 2000), 10)
+    copy_data(broker, tmp_path / "copy")
+    run(spark, broker, tmp_path)
+    restore_data(broker, tmp_path / "copy", is_renewed=True)
+    with pytest.raises(PySparkException, match="the checkpoint was made with a broker whose data has the name"):
+        run(spark, broker, tmp_path)
+    check_published_once(broker, 1000)
+    abandon_source(broker)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(spark, broker, tmp_path)
+    check_published_once(broker, 2000)
+
+
 @pytest.mark.parametrize("is_abandoned", [True, False])
 def test_batch_that_was_under_way_when_the_broker_was_copied_is_published_only_after_abandon(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path, is_abandoned: bool
@@ -340,6 +362,18 @@ def test_query_that_reads_files_leaves_out_the_batches_that_its_restored_broker_
         if batch == 2:
             restore_data(broker, tmp_path / "copy")
     assert numbers_in(broker, "lines") == [0, 3]
+
+
+def test_query_that_reads_files_fails_by_name_at_a_restored_broker(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    run_files(spark, broker, tmp_path, 0)
+    copy_data(broker, tmp_path / "copy")
+    run_files(spark, broker, tmp_path, 1)
+    restore_data(broker, tmp_path / "copy", is_renewed=True)
+    with pytest.raises(PySparkException, match="the last decision of this query was made at a broker whose data has"):
+        run_files(spark, broker, tmp_path, 2)
+    assert numbers_in(broker, "lines") == [0]
 
 
 # ---- The broker has forgotten the numbers of producers ----
