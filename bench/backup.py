@@ -36,6 +36,8 @@ from truenext.blocking import connect
 _MESSAGES = {"3": 40_000, "5": 1_000, "7": 10_000}
 """Number of messages of each run, by the key of its load. A run is to end before a backup does."""
 _LOADS = tuple(load for load in LOADS if load.key in _MESSAGES)
+_ADDED = 20_000
+"""Number of messages that come to stay at once during the whole backup."""
 _RATE_TARGET = 0.8
 _P99_TARGET = 2.0
 _RESTORE_TARGET = 1.3
@@ -96,7 +98,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> None:
         runs = _Runs(broker, options)
         runs.measure_in_turns()
         runs.print_ratios()
-        _measure_whole_backup(broker, runs, options)
+        _measure_whole_backup(broker, memory, runs.spans, options)
         _restore(folder, broker, options.runs)
         broker.end(signal.SIGTERM, _PATIENCE)
         _print_loop(broker.late, runs.spans)
@@ -161,21 +163,26 @@ class _Runs:
             print_line(f"{line}; {len(pairs)} pairs")
 
 
-def _measure_whole_backup(broker: _BackedUp, runs: _Runs, options: argparse.Namespace) -> None:
-    """Make a whole backup while loads run, and print how much the checkpoint's file grows."""
+def _measure_whole_backup(
+    broker: _BackedUp, memory: MemoryWatch, spans: list[tuple[float, float]], options: argparse.Namespace
+) -> None:
+    """Make a whole backup while messages come to stay, and print how much the checkpoint's file grows."""
     size = _data_size(broker)
     started = time.monotonic()
     broker.request(rate=options.rate << 20)
+    added = 0
     while broker.request(action="show")["state"] == "running":
-        runs.run(_LOADS[0])
+        more = Backlog(f"/queue/bench.more.{added}", True, _ADDED, options.seed)
+        work("added", _ADDED, memory, _PATIENCE, fill, more, broker.port)
+        added += _ADDED
     report = broker.request(action="show")
     if report["state"] != "done":
         raise BrokerError(f"the backup has failed: {report['error']}")
     broker.backup = Path(report["folder"])
-    runs.spans.append((started, time.monotonic()))
+    spans.append((started, time.monotonic()))
     print_line(
-        f"backup: {report['copied']:,} bytes in {time.monotonic() - started:.1f} s; the checkpoint's file has grown by "
-        f"{report['growth']:,} bytes, from {size:,}"
+        f"backup: {report['copied']:,} bytes in {time.monotonic() - started:.1f} s, while {added:,} messages came to "
+        f"stay; the checkpoint's file has grown by {report['growth']:,} bytes, from {size:,}"
     )
 
 

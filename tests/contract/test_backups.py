@@ -1,5 +1,6 @@
 """Tests of backups of a store, and of their restore: chapter 29 of docs/contract.md."""
 
+import errno
 import os
 import random
 import shutil
@@ -14,6 +15,10 @@ import pytest
 from tests.contract.backups import BusyStore, back_up, restored, try_backups
 from tests.contract.crashing import open_store
 from tests.drawing import one_of
+from truenext.broker.backups import BackupOptions, BackupReport, Backups
+from truenext.broker.config import Configuration
+from truenext.broker.settings import BrokerSettings
+from truenext.cli.serve import _make_backups
 from truenext.errors import ConfigurationError, StoreError, TruenextError
 from truenext.store import backup as writing
 from truenext.store import folder as store_folder
@@ -30,6 +35,7 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.held_state import HeldState
 from truenext.store.journal import Journal, JournalEnd
 from truenext.store.manifest import BackupFile, Manifest, encode_manifest, read_manifest
+from truenext.store.memory import MemoryStore
 from truenext.store.renewal import renew
 
 COUNT = int(os.environ.get("TRUENEXT_BACKUPS", "8"))
@@ -473,3 +479,65 @@ def test_empty_store_can_be_backed_up(tmp_path: Path) -> None:
     restored(made, tmp_path / "new")
     with closing(open_store(tmp_path / "new")) as store:
         assert store.recover().counts == {}
+
+
+def test_backup_onto_a_disk_that_becomes_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # C29.9
+    (tmp_path / "backups").mkdir()
+    with closing(open_store(tmp_path / "data")) as store:
+        store.recover()
+        write = store_folder.write
+
+        def fill(file: int, content: bytes, offset: int) -> None:
+            if current_thread() is main_thread():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(file, content, offset)
+
+        monkeypatch.setattr(store_folder, "write", fill)
+        with pytest.raises(StoreError, match="backups is full: free disk space"):
+            back_up(store, tmp_path / "backups")
+    assert not list((tmp_path / "backups").iterdir())
+
+
+def report_of(backups: Backups) -> BackupReport:
+    """Make a backup, and return the report at its end."""
+    backups.start(BackupOptions())
+    assert backups._thread is not None
+    backups._thread.join()
+    return backups.report()
+
+
+def test_backup_for_which_a_disk_has_too_little_space_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # C29.5, C29.9
+    (tmp_path / "backups").mkdir()
+    busy = BusyStore(tmp_path / "data", random.Random(SEED))
+    with closing(busy.store) as store:
+        for _ in range(30):
+            busy.apply()
+        backups = Backups(store, tmp_path / "data", tmp_path / "backups", refusal="")
+        with monkeypatch.context() as patch:
+            patch.setattr("truenext.broker.backups.free_bytes", lambda _: 1)
+            report = report_of(backups)
+            assert report.state == "failed"
+            assert "backups has too little space: " in report.error
+        with monkeypatch.context() as patch:
+            patch.setattr("truenext.store.folder.free_bytes", lambda _: 5000)
+            report = report_of(backups)
+            assert report.state == "failed"
+            assert "is too full for a backup: free disk space" in report.error
+        assert (store.disk_space.backup_here, store.disk_space.backup_growth) == (0, 0)
+        assert not list((tmp_path / "backups").iterdir())
+        report = report_of(backups)
+        assert (report.state, report.batch) == ("done", store._journal.last_frame_number)
+        assert report.copied == read_manifest(Path(report.folder)).size
+        backups.close()
+
+
+def test_broker_with_a_log_names_the_page_about_its_backups() -> None:
+    # C29.9
+    settings = BrokerSettings(store="postgresql:///messages", schema="main", data=Path("data"), backup_dir=Path("b"))
+    backups = _make_backups(Configuration(broker=settings), MemoryStore())
+    with pytest.raises(ConfigurationError, match=r"makes no backups: .* as docs/postgresql\.md says"):
+        backups.start(BackupOptions())

@@ -192,8 +192,8 @@ def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
 
 
 def test_flipped_bit_never_makes_a_broker_show_invented_data(quick_path: Path) -> None:
-    """Nor one that is sent with it; and `store check` finds damage in every store that shows anything else than what
-    was written. Damage that stops the broker, it may not find: LMDB notices some only when it writes."""
+    """Nor one that is sent with it; and `store check` finds damage in every store that shows anything else. Damage that
+    stops the broker it may not find: LMDB notices some only when it writes."""
     pristine = quick_path / "pristine"
     content = Writer(pristine, random.Random(SEED), shares=True).stop()
     write_history(pristine)

@@ -31,6 +31,7 @@ from tests.contract.damage import (
     write_history,
 )
 from tests.contract.disk import LANE, Disk, key, put
+from tests.drawing import one_of
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
@@ -50,6 +51,9 @@ from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.salvage.lmdb_reader import VALUE_BYTES_MAX
 from truenext.store.store import Recovered
 
+NAMES = [name.decode() for name in DATABASES]
+SMALL = ["counts", "transient counts", "queues", "producers"]
+VALUES = ["meta salt", "meta segment", "meta generation", "meta sequence limit", "meta identity"]
 PAGE = 4096
 LEAF = 2
 """Flags of a page of entries."""
@@ -609,9 +613,7 @@ def expect_all_but(exported: Content, content: Content, lost: Iterable[bytes]) -
     assert exported == content._replace(shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane})
 
 
-@pytest.mark.parametrize(
-    "value", ["meta salt", "meta segment", "meta generation", "meta sequence limit", "meta identity"]
-)
+@one_of("value", VALUES, ids=VALUES)
 def test_without_a_small_value_nothing_else_is_lost(data: Path, content: Content, value: str) -> None:
     database, _, name = value.partition(" ")
     replace(data, database, name.encode(), b"damaged")
@@ -663,7 +665,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
     assert recovered_of(data.parent / "new").sequence_limit > SEQUENCE_LIMIT
 
 
-@pytest.mark.parametrize("database", [name.decode() for name in DATABASES])
+@one_of("database", NAMES, ids=NAMES)
 def test_database_whose_root_is_lost_costs_its_own_entries_only(data: Path, content: Content, database: str) -> None:
     overwrite(data, root_of(data, database.encode()))
     assert any(line.startswith(f"lmdb/data.mdb: {database}: ") for line in check(data))
@@ -961,7 +963,7 @@ def test_a_database_that_is_missing_is_not_made_anew(data: Path, name: bytes) ->
     assert re.search("the database .* is missing", store_error(data))
 
 
-@pytest.mark.parametrize("name", DATABASES)
+@one_of("name", DATABASES, ids=NAMES)
 def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: bytes) -> None:
     """The flag of reverse keys."""
     flip_in_main(data, name, len(name) + 4, 1)
@@ -976,7 +978,7 @@ def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
     assert "LMDB says MDB_INCOMPATIBLE" in store_error(data)
 
 
-@pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
+@one_of("database", SMALL, ids=SMALL)
 def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     """Damaged is the number of nodes on a page."""
     root = root_of(data, database.encode())
@@ -988,7 +990,7 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     assert f"{database} should have " in store_error(data)
 
 
-@pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
+@one_of("database", SMALL, ids=SMALL)
 def test_values_that_are_out_of_order_are_not_believed(data: Path, database: str) -> None:
     """LMDB would find none of them to replace it, and keep two."""
     root = root_of(data, database.encode())

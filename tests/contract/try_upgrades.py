@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import random
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,19 @@ PIECE_ENTRIES = 2
 
 def earlier_disk(seed: int, format_number: int) -> tuple[Disk, list[Held]]:
     """Return a disk with a folder of an earlier format, which was used for some time, and what the folder holds."""
+    used, may_hold = used_disk(seed)
+    with folder_for(used) as folder:
+        make_earlier(folder, format_number)
+        return disk_of(folder, used), may_hold
+
+
+@cache
+def used_disk(seed: int) -> tuple[Disk, list[Held]]:
+    """Return a disk with a folder of this format, which was used for some time, and what the folder holds."""
     rng = random.Random(seed)
     life, _ = live(Disk(), [Held()], rng, 30)
     walk, may_hold = life.at(len(life.operations))
-    with folder_for(walk.killed(rng)) as folder:
-        make_earlier(folder, format_number)
-        return disk_of(folder, walk.killed(rng)), may_hold
+    return walk.killed(rng), may_hold
 
 
 def disk_of(folder: Path, disk: Disk) -> Disk:

@@ -29,6 +29,7 @@ from truenext.store.manifest import BackupFile, Manifest, read_manifest
 from truenext.store.renewal import renew
 from truenext.store.salvage.damage import Damage
 from truenext.store.store_errors import STORAGE_ERRORS, damage_error, is_no_space
+from truenext.store.upgrade.upgrade import upgrade
 
 RESTORING = "restoring"
 
@@ -168,7 +169,8 @@ def _check_store(backup: Path, data: Path, last_history_chunk: tuple[int, int] |
 
 
 def _read_store(data: Path, last_history_chunk: tuple[int, int] | None) -> None:
-    with closing(Checkpoint(data / "lmdb", may_be_new=False)) as checkpoint:
+    # A backup may be older than this version.
+    with closing(Checkpoint(data / "lmdb", may_be_new=False, upgrade=lambda env: upgrade(env, data))) as checkpoint:
         checkpoint.verify(verify_record)
         position = checkpoint.read()[1]
         (data / "journal").mkdir(mode=0o700, exist_ok=True)

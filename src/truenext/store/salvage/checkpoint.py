@@ -7,7 +7,7 @@ records, the counts of messages and the sizes of the databases show what is wron
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from truenext.store.checkpoint_format import (
 from truenext.store.checksummed import DamagedValue, remove_checksum
 from truenext.store.lmdb_metas import is_uninitialized, read_metas
 from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane
-from truenext.store.salvage.lmdb_reader import find_page_damage, read_database
+from truenext.store.salvage.lmdb_reader import EMPTY, LIST, Entries, find_page_damage, read_database, read_undamaged
 from truenext.store.store_errors import empty_folder_error
 
 UNMATCHED_MARKS_MAX = 100_000
@@ -78,7 +78,12 @@ class SalvagedCheckpoint:
         self._unmatched_marks: dict[bytes, bytes] = {}
         self.undeleted_transients = 0
         """Number of transient messages that were dropped after unclean stops, and that are not deleted yet."""
-        self._names = self._find_databases(may_be_new=may_be_new)
+        self._names: set[bytes] = set()
+        """Databases that are there, and not empty."""
+        self._small: dict[bytes, Entries] = {}
+        """Entries of small databases, if LMDB has found nothing wrong."""
+        if self._has_pages(may_be_new=may_be_new):
+            self._find_databases()
         self._read_values()
 
     def _report(self, problem: str) -> None:
@@ -86,29 +91,32 @@ class SalvagedCheckpoint:
 
     # ---- Small values ----
 
-    def _find_databases(self, *, may_be_new: bool) -> set[bytes]:
-        """Return the names of the databases that can be read. Report what is missing."""
+    def _has_pages(self, *, may_be_new: bool) -> bool:
+        """Return whether LMDB can open the file. Report what is wrong with its first pages."""
         exists = self._path.exists()
         if may_be_new and not (exists and self._path.stat().st_size and not is_uninitialized(self._path)):
             raise empty_folder_error(self._data)
         if not exists:
             self._report("it is missing")
-            return set()
+            return False
         metas, problem = read_metas(self._path)
         if problem:
             self._report(problem)
-        if not metas:
-            return set()
         self._size = self._path.stat().st_size
-        if problem := find_page_damage(self._path.parent):
+        return bool(metas)
+
+    def _find_databases(self) -> None:
+        folder = self._path.parent
+        self._small = read_undamaged(folder, (LIST, *_VALUE_DATABASES)) or {}
+        if not self._small and (problem := find_page_damage(folder)):
             self._report(problem)
-        found = {name for name, _ in read_database(self._path.parent, b"", self._report)}
-        for name in sorted(found.difference(DATABASES)):
+        found = dict(self._small.get(LIST) or read_database(folder, LIST, self._report))
+        for name in sorted(found.keys() - set(DATABASES)):
             self._report(f"{name!r} is not a database of a store")
         for name in DATABASES:
             if name not in found:
                 self._report(f"the database {name.decode()} is missing")
-        return found.intersection(DATABASES)
+        self._names = {name for name in found.keys() & set(DATABASES) if not found[name].endswith(EMPTY)}
 
     def _read_values(self) -> None:
         values = {name: dict(self._checksummed_values(name)) for name in _VALUE_DATABASES}
@@ -140,7 +148,9 @@ class SalvagedCheckpoint:
     def _read(self, name: bytes, *, keeps_order: bool = True) -> Iterator[tuple[bytes, bytes]]:
         if name not in self._names:
             return
-        entries = read_database(self._path.parent, name, self._report, keeps_order=keeps_order)
+        entries: Iterable[tuple[bytes, bytes]] = self._small.get(name, ())
+        if name not in self._small:
+            entries = read_database(self._path.parent, name, self._report, keeps_order=keeps_order)
         for number, (key, value) in enumerate(entries):
             self._seen += len(key) + len(value)
             if number % 1000 == 0:

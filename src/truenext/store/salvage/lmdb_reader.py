@@ -16,7 +16,7 @@ import os
 import resource
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,24 @@ _Send = Callable[[bytes, bytes], None]
 """Function that sends an entry to the parent."""
 
 
+Entries = list[tuple[bytes, bytes]]
+
+LIST = b""
+"""Name that stands for the list of databases."""
+EMPTY = bytes(8) + b"\xff" * 8
+"""End of the value of an empty database in that list: no entries, no page."""
+
+
+def read_undamaged(folder: Path, names: Sequence[bytes]) -> dict[bytes, Entries] | None:
+    """Return the entries of some small databases, all read by one child. The result is None if LMDB finds anything
+    wrong, also with any page of the file."""
+    found: dict[bytes, Entries] = {name: [] for name in names}
+    child = _Child(partial(_send_several, folder, names))
+    for key, value in child:
+        found[names[key[0]]].append((key[1:], value))
+    return None if child.problem else found
+
+
 def find_page_damage(folder: Path) -> str:
     """Let LMDB visit all pages, each of which must be in use or free. Return what is wrong; empty if nothing is.
 
@@ -51,8 +69,7 @@ def find_page_damage(folder: Path) -> str:
 def read_database(
     folder: Path, name: bytes, on_damage: Callable[[str], None], *, keeps_order: bool = True
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values of a database; with an empty name those of the list of databases. `on_damage` gets what is
-    wrong.
+    """Yield keys and values of a database. `on_damage` gets what is wrong.
 
     They come in key order and each once, unless keys are damaged. What is read backwards is in memory for that; without
     `keeps_order` it comes as it is read.
@@ -147,6 +164,18 @@ def _visit_pages(folder: Path, _: _Send) -> str:
     with _open(folder) as env, Path(os.devnull).open("wb") as nowhere:
         env.copyfd(nowhere.fileno(), compact=True)
     return ""
+
+
+def _send_several(folder: Path, names: Sequence[bytes], send: _Send) -> str:
+    """Send the entries of several databases. Each key follows a byte with the place of its database in `names`."""
+    for number, name in enumerate(names):
+        if problem := _send_entries(folder, name, partial(_send_with_place, send, bytes([number]))):
+            return problem
+    return _visit_pages(folder, send)
+
+
+def _send_with_place(send: _Send, place: bytes, key: bytes, value: bytes) -> None:
+    send(place + key, value)
 
 
 def _send_entries(folder: Path, name: bytes, send: _Send) -> str:
