@@ -44,6 +44,11 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
         ),
         (("bench.start", "--runs", "1"), r"\nready: after \d+ ms .*, \d\.\d\d of that"),
         (
+            ("bench.backup", "--waiting", "20000", "--runs", "1", "--share", "0.01", "--rate", "4"),
+            r"one at a time: .* without; .* \(at least 0\.8\); p99 [\s\S]*\nbackup: .* has grown by "
+            r"[\s\S]*\nrestore: .* \(at most 1\.3\)\nevent loop during backups: held for at most \d+ ms",
+        ),
+        (
             ("bench.logins", "--clients", "40", "--users", "3", "--runs", "1"),
             r"40 clients of 3 users: back after \d+\.\d\d s .* ms by its own work",
         ),
