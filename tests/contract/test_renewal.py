@@ -1,4 +1,4 @@
-"""Tests of the renewal of a data folder: a new identity, and all else as before, whenever a crash comes."""
+"""Tests of the renewal of a data folder: a new identity, and all else as before, whenever a crash comes (C29.10)."""
 
 import random
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Tests of clients and producers at a broker that was restored from a copy, and so has another identity.
 
-Source of what is expected: docs/contract.md, chapter 29.
+Source of what is expected: docs/contract.md, C29.12 and C29.13.
 """
 
 import asyncio

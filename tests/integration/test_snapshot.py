@@ -1,4 +1,7 @@
-"""Tests of a snapshot of a running broker's data folder: a broker starts on it, beside the original."""
+"""Tests of a snapshot of a running broker's data folder: a broker starts on it, beside the original.
+
+Source of what is expected: docs/contract.md, C29.11 and C29.18.
+"""
 
 import shutil
 import signal

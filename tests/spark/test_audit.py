@@ -185,7 +185,7 @@ def restored_in_place(store: str) -> list[Event]:
 
 @pytest.mark.alternates("whole audits")
 def test_history_of_a_restored_broker_is_not_joined_to_that_of_the_original(frame: Frame) -> None:
-    """A planted fault: with the same identity, the audit finds messages that had gone."""
+    """C29.17. A planted fault: with the same identity, the audit finds messages that had gone."""
     same = audit(frame(restored_in_place("0000000a")))
     assert {each.kind for each in same.verdict.findings} >= {"resurrected", "duplicate"}
     results = audit(frame(restored_in_place("0000000b")))

@@ -1,6 +1,6 @@
 """Tests of a sink whose broker was restored: a query of the original fails by name, and a new one goes on.
 
-Source of what is expected: docs/contract.md, chapter 29; docs/spark.md
+Source of what is expected: docs/contract.md, C29.16; docs/spark.md
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_a_checkpoint_of_another_store_is_refused_by_name(here: BlockingBroker, 
 def test_restored_broker_gives_the_rows_of_the_original_s_query_to_a_new_one(
     here: BlockingBroker, new_query: NewQuery
 ) -> None:
-    """Original and restored broker go on side by side."""
+    """C29.15; original and restored broker go on side by side."""
     send(here, *"abcd")
     query = new_query(maxRowsPerTrigger="2")
     reader = query.reader()

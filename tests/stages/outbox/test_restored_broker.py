@@ -1,6 +1,6 @@
 """Tests of programs and services that keep running while their broker is restored from an older copy.
 
-Source: docs/stages-database.md, "For operators"; docs/client.md
+Source: docs/stages-database.md, "For operators"; docs/client.md; docs/contract.md, C29.14
 """
 
 from __future__ import annotations
