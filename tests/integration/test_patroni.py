@@ -22,7 +22,7 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.failover_kills import FailoverRun, ReplicatedRun
-from tests.integration.patroni_cluster import PatroniCluster, missing_programs, own_cluster
+from tests.integration.patroni_cluster import PatroniCluster, missing_files, own_cluster
 from tests.integration.test_failover_page import PAGE
 from tests.integration.test_kill_log import RUN_CYCLES
 from tests.integration.test_postgresql_page import blocks
@@ -98,21 +98,21 @@ def switch_over(cluster: PatroniCluster, chance: random.Random) -> None:
 
 def kill_postgres(cluster: PatroniCluster, chance: random.Random) -> None:
     """Kill the primary's PostgreSQL, which Patroni starts again."""
-    cluster.primary.kill_postgres(with_sessions=chance.random() < 0.5)
+    cluster.await_primary().kill_postgres(with_sessions=chance.random() < 0.5)
 
 
 def kill_patroni(cluster: PatroniCluster, chance: random.Random) -> None:
     """Kill the primary's Patroni. It is started again when another server is the primary, or sooner."""
-    cluster.primary.kill_patroni()
+    cluster.await_primary().kill_patroni()
     if chance.random() < 0.5:
-        cluster.await_other_primary()
+        cluster.await_primary()
     time.sleep(chance.uniform(0, 5))
     cluster.start()
 
 
 def kill_machine(cluster: PatroniCluster, chance: random.Random) -> None:
     """Kill all that runs on the primary's machine, which stays off until brokers have gone on."""
-    cluster.primary.kill()
+    cluster.await_primary().kill()
 
 
 ALL_STRIKES = [
@@ -129,7 +129,7 @@ def cluster() -> Iterator[PatroniCluster]:
         yield cluster
 
 
-@pytest.mark.skipif(missing_programs() != "", reason=f"not installed: {missing_programs()}")
+@pytest.mark.skipif(missing_files() != "", reason=f"not installed: {missing_files()}")
 @pytest.mark.timeout(180 + 120 * STRIKES)
 def test_brokers_go_on_with_all_that_was_confirmed_when_patroni_changes_the_primary(
     cluster: PatroniCluster, tmp_path: Path
