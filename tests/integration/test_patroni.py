@@ -64,6 +64,7 @@ class PatroniRun(ReplicatedRun):
         time.sleep(0.5)
         self.await_progress()
         self._note(strike.__name__, time.monotonic() - began)
+        self._start_heir_again()
         time.sleep(self.chance.uniform(0, 0.4))
         self.broker.kill()
 
@@ -86,9 +87,16 @@ class PatroniRun(ReplicatedRun):
         self.broker.kill()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.heir.is_listening:
+            self._start_heir_again()
             assert time.monotonic() < deadline, f"no broker takes over, log:\n{self.heir.log}"
             time.sleep(0.02)
         return time.monotonic()
+
+    def _start_heir_again(self) -> None:
+        """Start the other broker if it has ended, as systemd does: an outage at its start ends it."""
+        if not self.heir.is_running:
+            assert self.heir.wait_for_end() == 1, self.heir.log
+            self.heir.begin_start()
 
 
 def switch_over(cluster: PatroniCluster, chance: random.Random) -> None:
