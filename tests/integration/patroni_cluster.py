@@ -21,7 +21,11 @@ import psycopg
 from tests.integration.broker_process import PATIENCE_SECONDS
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
-PROGRAMS = [Path("/usr/bin") / name for name in ("etcd", "patroni", "patronictl")] + [POSTGRESQL / "postgres"]
+NEEDED = [
+    *(Path("/usr/bin") / name for name in ("etcd", "patroni", "patronictl")),
+    Path("/usr/lib/python3/dist-packages/etcd"),
+    POSTGRESQL / "postgres",
+]
 # PostgreSQL refuses to run as root.
 USER = "postgres" if os.geteuid() == 0 else None
 PORT, API_PORT, ETCD_PORT, PEER_PORT = 5432, 8008, 2379, 2380
@@ -32,8 +36,8 @@ _QUICK = {"ttl": 10, "loop_wait": 1, "retry_timeout": 4}
 _SETTINGS = {"shared_buffers": "16MB", "autovacuum": "off", "jit": "off"}
 
 
-def missing_programs() -> str:
-    return ", ".join(str(each) for each in PROGRAMS if not each.exists())
+def missing_files() -> str:
+    return ", ".join(str(each) for each in NEEDED if not each.exists())
 
 
 class PatroniCluster:
@@ -43,7 +47,8 @@ class PatroniCluster:
         """`folder` exists, in a place that any user can reach."""
         self._etcd_address, *addresses = _new_addresses(4)
         self._folder = folder
-        self._give(folder)
+        if USER is not None:
+            shutil.chown(folder, USER)
         self._etcd = self._start_etcd()
         self.machines = [
             Machine(folder, name, address, self._configuration(name, address))
@@ -52,11 +57,6 @@ class PatroniCluster:
         self.folder = ",".join(addresses)
         """Addresses of all servers, as a URL names them."""
         self.start()
-
-    @staticmethod
-    def _give(folder: Path) -> None:
-        if USER is not None:
-            shutil.chown(folder, USER)
 
     def _start_etcd(self) -> subprocess.Popen[bytes]:
         clients, peers = (f"http://{self._etcd_address}:{port}" for port in (ETCD_PORT, PEER_PORT))
@@ -114,9 +114,8 @@ class PatroniCluster:
             connect_timeout=2,
         )
 
-    @property
-    def primary(self) -> Machine:
-        """Machine whose PostgreSQL is the primary, by Patroni's word. There must be one before long."""
+    def await_primary(self) -> Machine:
+        """Wait for a machine whose PostgreSQL is the primary, and whose Patroni runs and says so."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             for machine in self.machines:
@@ -138,12 +137,8 @@ class PatroniCluster:
             assert time.monotonic() < deadline, f"a standby does not follow, log:\n{self.log}"
             time.sleep(0.1)
 
-    def await_other_primary(self) -> None:
-        """Wait until another machine is the primary than one whose Patroni was killed."""
-        assert self.primary
-
     def _is_whole(self) -> bool:
-        roles = [each["role"] for each in self.primary.members() if each["state"] in {"running", "streaming"}]
+        roles = [each["role"] for each in self.await_primary().members() if each["state"] in {"running", "streaming"}]
         if sorted(roles) != ["leader", "replica", "sync_standby"]:
             return False
         with suppress(psycopg.OperationalError), self.connect() as connection:
@@ -155,7 +150,7 @@ class PatroniCluster:
         """Add to Patroni's dynamic configuration, as an administrator does in an editor. `settings` are YAML."""
         file = self._folder / "settings.yml"
         file.write_text(settings)
-        assert self.primary
+        self.await_primary()
         self._control("edit-config", "--apply", str(file))
 
     def switch_over(self) -> None:
@@ -201,21 +196,21 @@ class Machine:
             self._patroni = None
 
     def kill_postgres(self, *, with_sessions: bool) -> None:
-        """Kill PostgreSQL by kill -9, its first process only or all. Sessions may then outlive it by a statement."""
-        first = self._postmaster()
-        # The first that dies would otherwise start the others anew.
-        for process in [first, *(_children(first) if with_sessions else [])]:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        """Kill PostgreSQL, if it runs, by kill -9: its first process only, or all. Sessions may outlive the first one
+        by a statement."""
+        # A former server's file stays, and its number may be that of any process now.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            first = int((self._data / "postmaster.pid").read_text().split()[0])
+            if str(self._data).encode() in Path(f"/proc/{first}/cmdline").read_bytes():
+                # The first that dies would otherwise start the others anew.
+                for process in [first, *(_children(first) if with_sessions else [])]:
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill all that runs here, as a power cut does."""
         self.kill_patroni()
-        with suppress(FileNotFoundError):
-            self.kill_postgres(with_sessions=True)
-
-    def _postmaster(self) -> int:
-        return int((self._data / "postmaster.pid").read_text().split()[0])
+        self.kill_postgres(with_sessions=True)
 
     @property
     def is_primary(self) -> bool:
@@ -248,9 +243,7 @@ def _started(command: Sequence[str], folder: Path, log: str = "") -> subprocess.
 
 
 def _children(process: int) -> list[int]:
-    with suppress(FileNotFoundError):
-        return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return []
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _new_addresses(count: int) -> list[str]:
