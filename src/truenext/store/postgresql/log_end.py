@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogEnd:
-    """End of a log, as one broker knows it. The rooms of the log share it: each that sees or makes the last row notes
-    that here."""
+    """End of a log, as one broker knows it. Each room of the log that sees or makes the last row notes that here."""
 
     def __init__(self, schema: str, member: MemberSettings) -> None:
         self.schema = schema
@@ -45,9 +44,8 @@ class LogEnd:
         self.followed: Origin | None = None
         """Newest origin that the folder has followed."""
         self.frames: Frames
-        """Frames of the folder."""
         self.silent_from = inf
-        """Time from which the broker is silent, as in `Log`."""
+        """As in `Log`, like `frames`."""
 
     def identify(self, identity: str) -> None:
         """Note the identity of the log, and read the origin that the folder has followed in it."""
