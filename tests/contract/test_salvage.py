@@ -809,6 +809,17 @@ def test_page_that_is_neither_free_nor_in_use_is_named(data: Path) -> None:
     assert any("LMDB says " in line for line in check(data))
 
 
+def test_page_with_a_wrong_number_is_named_and_costs_nothing(data: Path, content: Content) -> None:
+    """LMDB does not look at it until it writes; then it would write over another page."""
+    root = root_of(data, b"messages")
+    path = data / "lmdb/data.mdb"
+    pages = bytearray(path.read_bytes())
+    pages[root * PAGE] ^= 16
+    path.write_bytes(pages)
+    assert check(data) == [f"lmdb/data.mdb: page {root} says that it is page {root ^ 16}"]
+    expect_all_but(export(data), content, [])
+
+
 def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path / "data")
     disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)

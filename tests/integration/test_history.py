@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.contract.naive_history import read_folder, read_parquet
 from tests.integration.broker_process import LIMITS, BrokerProcess
+from tests.integration.raw_client import TRUENEXT_CLIENT
 from truenext.model.events import GAP_EVENTS
 
 
@@ -67,8 +68,10 @@ def test_history_after_a_clean_stop_has_no_gap_and_the_remaining_messages(own_br
     for persistent in (True, False, True):
         client.send("orders", b"x", persistent=persistent, confirmed=True)
     own_broker.restart(is_clean=True)
+    identity = own_broker.connect(headers=TRUENEXT_CLIENT).connected.headers["truenext-store"]
     own_broker.stop()
     events = history(own_broker)
+    assert [event["store"] for event in events if event["kind"] == "run-started"] == [identity, identity]
     assert [event["event"] for event in events] == list(range(1, len(events) + 1))
     assert [(event["run"], event["count"]) for event in events if event["kind"] == "recovered"] == [(2, 3)]
     assert [event["reason"] for event in events if event["kind"] == "run-started"] == ["clean", "clean"]

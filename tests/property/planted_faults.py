@@ -1345,10 +1345,10 @@ def attempts_are_not_written(patch: Patch) -> None:
         is_stopped = True
         return last_batches(run)
 
-    def starting(run: EngineLifespan, *, after_clean_stop: bool = True, epoch: int = 0) -> None:
+    def starting(run: EngineLifespan, *, after_clean_stop: bool = True, epoch: int = 0, identity: str = "") -> None:
         nonlocal is_stopped
         is_stopped = False
-        start(run, after_clean_stop=after_clean_stop, epoch=epoch)
+        start(run, after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
 
     targets.WRITE_MARK.replace(patch, faulty_mark)
     targets.LAST_BATCHES.replace(patch, faultless_last_batches)
@@ -1409,8 +1409,8 @@ def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
     start = targets.START.original
 
-    def faulty(run: EngineLifespan, *, after_clean_stop: bool = True, epoch: int = 0) -> None:
-        start(run, after_clean_stop=after_clean_stop, epoch=epoch)
+    def faulty(run: EngineLifespan, *, after_clean_stop: bool = True, epoch: int = 0, identity: str = "") -> None:
+        start(run, after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
         targets.gathering(run).clean_stop = None
 
     targets.START.replace(patch, faulty)

@@ -19,19 +19,28 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import NoReturn
 
 import lmdb
 
-from truenext.store.checkpoint_format import DATABASES_MAX
+from truenext.store.checkpoint_format import DATA_FILE, DATABASES_MAX
 
 VALUE_BYTES_MAX = 64 * 1024 * 1024
 """Largest size of a value that is read. Each value is smaller, but a damaged size may be larger."""
 
 _HEAD = struct.Struct("<II")
 _END = 0xFFFFFFFF
+
+_PAGE = struct.Struct("<QHHHH")
+_NODE = struct.Struct("<HHHH")
+_NUMBER = struct.Struct("<Q")
+_BRANCH, _TREE = 1, 3
+"""Flags of a page: a branch; a branch or a leaf."""
+_IS_LARGE = 1
+"""Flag of a node in a leaf: its value has pages of its own."""
 
 _Send = Callable[[bytes, bytes], None]
 """Function that sends an entry to the parent."""
@@ -163,6 +172,36 @@ def _visit_pages(folder: Path, _: _Send) -> str:
     # Only a compacting copy visits the pages one by one.
     with _open(folder) as env, Path(os.devnull).open("wb") as nowhere:
         env.copyfd(nowhere.fileno(), compact=True)
+        return _find_misnumbered_page(env, folder)
+
+
+def _find_misnumbered_page(env: lmdb.Environment, folder: Path) -> str:
+    """Return which page has a wrong number in its head; empty if none has. LMDB does not look at the numbers until it
+    writes, and then takes other pages for free ones.
+
+    A page: number u64, pad u16, flags u16, lower u16, upper u16; up to `lower` a u16 for each node, its offset. A node:
+    two u16 and flags u16, in a branch the number of a page; size of the key u16, key; in a leaf the value, or the
+    number of the first page of a large one.
+    """
+    with (
+        env.begin() as txn,
+        (folder / DATA_FILE).open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+    ):
+        size = txn.stat()["psize"]
+        pending = [_NUMBER.unpack(tree[-8:])[0] for _, tree in txn.cursor() if not tree.endswith(EMPTY)]
+        while pending:
+            number = pending.pop()
+            start = number * size
+            own, _, flags, lower, _ = _PAGE.unpack_from(content, start)
+            if own != number:
+                return f"page {number} says that it is page {own}"
+            for (at,) in struct.iter_unpack("<H", content[start + 16 : start + lower] if flags & _TREE else b""):
+                low, high, node_flags, key_size = _NODE.unpack_from(content, start + at)
+                if flags & _BRANCH:
+                    pending.append(low | high << 16 | node_flags << 32)
+                elif node_flags & _IS_LARGE:
+                    pending += _NUMBER.unpack_from(content, start + at + _NODE.size + key_size)
     return ""
 
 
