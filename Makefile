@@ -160,11 +160,11 @@ kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 w
 	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
 kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 200 brokers that are stopped in an append and taken over (FENCES=n), and a cut, a silence and a delay at each message between broker and PostgreSQL
-	TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
-	TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
+	TRUENEXT_DRAW=all TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
+	TRUENEXT_DRAW=all TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
 
-failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), and 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n)
-	TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} $(PYTEST) -s tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py
+failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n), and 48 switchovers and kills with Patroni, if Debian's is installed (PATRONI=n)
+	TRUENEXT_DRAW=all TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} TRUENEXT_PATRONI=$${PATRONI:-48} $(PYTEST) -s -rs tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py tests/integration/test_patroni.py
 
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
 	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" $(BIN)/python setup.py --quiet build --build-base build --build-lib build/asan

@@ -22,8 +22,8 @@ class FailoverRun(LogRun):
 
     FAILOVER_AFTER_MS = 2_000
 
-    def __init__(self, folder: Path, server: Server, seed: str, *, fault: str = "") -> None:
-        super().__init__(folder, server, seed, fault=fault)
+    def __init__(self, folder: Path, server: Server, seed: str, *, patience_ms: int = 30_000, fault: str = "") -> None:
+        super().__init__(folder, server, seed, patience_ms=patience_ms, fault=fault)
         self.heir = self._make_broker(folder / "heir", "--member", "heir")
         self.delays: list[float] = []
         """Seconds from each kill to the open ports of the other broker."""
