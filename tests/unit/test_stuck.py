@@ -330,6 +330,23 @@ def evicted(count: int) -> StuckDriver:
     return driver
 
 
+def test_queue_is_not_stuck_while_a_page_of_its_highest_priority_is_read_and_more_of_it_is_written() -> None:
+    """Messages that were being written hid that the page before them was awaited: a lower priority was reported."""
+    driver = evicted(2)
+    driver.send(persistent=True, priority=0)
+    driver.turn()
+    driver.commit()
+    driver.engine.evict()
+    driver.subscribe()
+    assert driver.turn() == []
+    assert [read.lane.rank for read in driver.reads] == [5]
+    driver.send(persistent=True)
+    assert driver.turn() == []
+    assert driver.stuck_within(LONG) == []
+    driver.reads.clear()
+    assert driver.stuck_within(LONG) == ["a"]
+
+
 def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
     driver = evicted(2)
     driver.subscribe()

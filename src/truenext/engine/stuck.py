@@ -381,13 +381,16 @@ def _is_lane_ready(lane: Lane, committed: int, is_being_read: bool, now_ms: int,
     next lane decides: no message is ready, or a message being committed precedes it."""
     has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.entries_between(0, UNBOUNDED, limit=FIRST_MAX):
+        if has_unread and entry.sequence > lane.horizon:
+            # Before all that is being written, the lane has messages that only the store has.
+            return not is_being_read
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:
             if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
                 return False
             continue
-        if entry.message is None or (has_unread and entry.sequence > lane.horizon):
+        if entry.message is None:
             return not is_being_read
         if not 0 < entry.message.expires_ms <= now_ms:
             return True
