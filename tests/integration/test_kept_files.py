@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
@@ -18,7 +17,6 @@ from tests.kept.contents import contents_of
 from tests.kept.unpacked import each_archive, unpack
 from truenext import blocking
 from truenext.history.files import chunks_of_file, history_files
-from truenext.history.table import arrow_table_of
 
 ROOT = Path(__file__).parents[2]
 OPENWIRE = ("--listen", "openwire://127.0.0.1:0")
@@ -114,20 +112,6 @@ def test_user_of_a_kept_users_file_logs_in(kept: Path) -> None:
         broker.stop()
     finally:
         broker.clean_up()
-
-
-@each_archive
-def test_kept_history_and_its_parquet_have_the_same_events(kept: Path) -> None:
-    """C30.7."""
-    tables = [arrow_table_of(chunks_of_file(path)) for path in history_files(kept / "data/history")]
-    rows = sorted((row for table in tables for row in table.to_pylist()), key=lambda row: row["event"])
-    files = [pq.ParquetFile(path).read() for path in sorted((kept / "parquet").rglob("*.parquet"))]
-    in_parquet = sorted((row for table in files for row in table.to_pylist()), key=lambda row: row["event"])
-    assert len(rows) > 1000
-    assert [row["event"] for row in in_parquet] == [row["event"] for row in rows]
-    assert in_parquet == [{name: row[name] for name in in_parquet[0]} for row in rows]
-    kinds = {row["kind"] for row in rows}
-    assert {"run-started", "accepted", "dispatched", "acknowledged", "dead-lettered", "returned"} <= kinds
 
 
 @each_archive

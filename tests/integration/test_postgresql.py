@@ -444,7 +444,7 @@ def test_check_of_a_log_names_a_changed_row_and_exits_with_status_1(
 def test_password_of_a_passfile_is_in_no_text(
     is_right: bool, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    role = "right" if is_right else "wrong"
+    role = "with_right_password" if is_right else "with_wrong_password"
     with postgres.connect() as connection, login_required(postgres, role):
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{SECRET if is_right else 'another'}'")
         connection.execute(f"GRANT CREATE ON DATABASE postgres TO {role}")
