@@ -8,7 +8,6 @@ planted_faults.py has the faults that these tests must notice.
 
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from inspect import getsourcefile
@@ -19,7 +18,7 @@ import pytest
 
 import truenext.store
 from tests.contract.crashing import Held, Tried, crash_everywhere, live
-from tests.contract.recorded_calls import COMPILER
+from tests.contract.recorded_runs import needs_compiler, run_recorded
 from tests.contract.simulated_disk import SECTOR, Disk, Durable, Name, Recorder, Walk, Write
 from truenext.store import (
     changes,
@@ -101,21 +100,12 @@ def test_confirmed_batches_survive_repeated_power_cuts_even_during_recovery(seed
         disk = rng.choice([*walk.states(rng, 4), walk.killed(rng)])
 
 
-@pytest.mark.skipif(
-    COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
-)
+@needs_compiler
 @pytest.mark.alternates("disks that fail")
 @pytest.mark.timeout(300 + CRASHES // 20)
 def test_confirmed_batches_survive_power_cuts_and_failing_calls_within_lmdb() -> None:
     """Calls of LMDB fail as well, one after the other."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.try_crashes", str(CRASHES // 2), str(SEED)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        cwd=Path(__file__).parents[2],
-    )
+    done = run_recorded("try_crashes", CRASHES // 2, SEED)
     assert done.returncode == 0, done.stderr
     tried, across_growth = map(int, done.stdout.split())
     assert tried >= CRASHES // 2

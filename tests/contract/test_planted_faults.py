@@ -4,10 +4,7 @@ A test that never fails may be one that sees nothing. Every fault of planted_fau
 """
 
 import errno
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +13,7 @@ import pytest
 
 from tests.contract import planted_faults
 from tests.contract.crashing import Held, Tried, crash_everywhere, fail_everywhere, live
-from tests.contract.recorded_calls import COMPILER
+from tests.contract.recorded_runs import needs_compiler, run_recorded
 from tests.contract.simulated_disk import Disk, quick_folder
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -80,19 +77,10 @@ def test_a_cut_journal_shows_that(plant: Fault, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.drawn
-@pytest.mark.skipif(
-    COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
-)
+@needs_compiler
 @pytest.mark.parametrize("plant", planted_faults.OF_LMDB, ids=name_of)
 def test_a_crash_in_lmdb_shows_that(plant: Fault) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.try_crashes", "20000", "1", plant.__name__],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        cwd=Path(__file__).parents[2],
-    )
+    done = run_recorded("try_crashes", 20000, 1, plant.__name__)
     # LMDB reads a file that is cut short through the system's memory, which ends a process.
     assert done.returncode != 0
     assert "AssertionError" in done.stderr or "Fatal Python error" in done.stderr

@@ -3,10 +3,7 @@
 The earlier formats are those of made_formats.py.
 """
 
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +20,7 @@ from tests.contract.backups import restored
 from tests.contract.crashing import Tried, crash_everywhere, folder_for, live
 from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.made_formats import FIRST_STEP, LAST_STEP, Contents, format_of, make_earlier, read_all
-from tests.contract.recorded_calls import COMPILER
+from tests.contract.recorded_runs import needs_compiler, run_recorded
 from tests.contract.simulated_disk import Disk, Recorder, Walk, quick_folder
 from tests.contract.test_crash_points import CRASHES, SEED
 from tests.contract.try_upgrades import disk_of, earlier_disk, used_disk
@@ -267,21 +264,12 @@ def test_confirmed_batches_survive_power_cuts_during_and_after_an_upgrade(format
         seed += 1
 
 
-@pytest.mark.skipif(
-    COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
-)
+@needs_compiler
 @pytest.mark.alternates("crashes of a store that upgrades")
 @pytest.mark.timeout(300 + CRASHES // 20)
 def test_confirmed_batches_survive_power_cuts_within_lmdb_during_an_upgrade() -> None:
     """C30.3."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.try_upgrades", str(CRASHES // 3), str(SEED)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        cwd=Path(__file__).parents[2],
-    )
+    done = run_recorded("try_upgrades", CRASHES // 3, SEED)
     assert done.returncode == 0, done.stderr
     tried, unfinished = map(int, done.stdout.split())
     assert tried >= CRASHES // 3

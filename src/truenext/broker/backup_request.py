@@ -14,7 +14,7 @@ VERB = "backup"
 
 
 class BackupAction(Enum):
-    """What `backup` does."""
+    """Action of a request `backup`."""
 
     START = "start"
     """Start a backup."""
@@ -28,7 +28,7 @@ class BackupRequest(BackupOptions, forbid_unknown_fields=True):
     """Body of the request, in JSON. An empty body stands for one without fields."""
 
     action: BackupAction = BackupAction.START
-    """What to do: `start`, `show` or `stop`."""
+    """Action: `start`, `show` or `stop`."""
 
 
 def run_backup_request(backups: Backups, body: bytes) -> bytes:

@@ -61,7 +61,7 @@ class BackupReport(msgspec.Struct):
     """Bytes by which the file of the checkpoint has grown since the state is held. The file keeps this size, and later
     messages use the space."""
     error: str = ""
-    """Why the backup has failed."""
+    """Reason why the backup has failed; else ""."""
     incomplete: list[str] = []
     """Names of other folders in `backup_dir` that are no backups, because they were cut short."""
 
@@ -235,4 +235,4 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return f"{error}" if isinstance(error, OSError) else repr(error)
+    return str(error) if isinstance(error, OSError) else repr(error)

@@ -120,10 +120,10 @@ class Drain:
 
         Raises: RemoteProtocolError if the body is invalid
         """
-        wanted = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
-        if wanted is False:
+        is_asked_for = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
+        if is_asked_for is False:
             self._end()
-        return BEGIN if wanted else VERB
+        return BEGIN if is_asked_for else VERB
 
     def report(self, name: str) -> Generator[None, None, bytes]:
         """Let clients drain the broker, and tell how far that is.

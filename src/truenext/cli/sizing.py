@@ -77,7 +77,7 @@ def describe(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
 
 
 def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
-    """Return what is too small on a machine for a broker with these settings, each with what to do."""
+    """Return a text for each part of a machine that is too small for a broker with these settings, with what to do."""
     found = []
     places = places_with(facts.files, len(settings.listen))
     if places.connections < CONNECTIONS_MAX:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.kept.unpacked import each_archive, unpack
+from tests.kept.unpacked import each_archive, running_broker, unpack
 from tests.spark.sink import small_write
 from tests.spark.source.small_query import SmallQuery
 from truenext import blocking
@@ -16,13 +16,8 @@ from truenext.spark.sink.decision import Decision
 
 @pytest.fixture
 def kept_broker(archive: Path, tmp_path: Path) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(unpack(archive, tmp_path))
-    try:
-        broker.start()
+    with running_broker(unpack(archive, tmp_path)) as broker:
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 @each_archive

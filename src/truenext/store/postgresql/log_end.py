@@ -45,7 +45,7 @@ class LogEnd:
         """Newest origin that the folder has followed."""
         self.frames: Frames
         self.silent_from = inf
-        """As in `Log`, like `frames`."""
+        """Time from which the broker is silent; see `Log`."""
 
     def identify(self, identity: str) -> None:
         """Note the identity of the log, and read the origin that the folder has followed in it."""
