@@ -76,16 +76,17 @@ class Side:
         self.engine.state.commit_state.tick(now_ms * 1000, now_ms * 1000)
 
     def receive(self, index: int, data: bytes) -> None:
+        """Execute the commands in `data`. Like `Execution`, go on behind a refused command."""
         client = self.clients[index]
-        try:
-            for command in client.wire.receive(data):
-                if isinstance(command, SendRun | AckRun) and not self.with_runs:
-                    continue
+        for command in client.wire.receive(data):
+            if isinstance(command, SendRun | AckRun) and not self.with_runs:
+                continue
+            try:
                 self.actions[type(command)](client.session, command)
-                if isinstance(command, SendRun | AckRun):
-                    self.executed[type(command).__name__] += command.executed
-        except RemoteProtocolError as error:
-            self.log.append((str(error), client.wire.frame_number, client.wire.last_receipt))
+            except RemoteProtocolError as error:
+                self.log.append((str(error), client.wire.mark_refused(), client.wire.last_receipt))
+            if isinstance(command, SendRun | AckRun):
+                self.executed[type(command).__name__] += command.executed
 
     def commit(self) -> None:
         batch = self.engine.take_batch()
