@@ -11,7 +11,7 @@ from tools.reference.json_types import field_docs, in_json
 from tools.reference.markdown import code, joined, table, wrapped
 from tools.reference.members import members_of, text_below
 from truenext.history import schema
-from truenext.model.events import GAP_EVENTS, HISTORY_VERSION, EventKind
+from truenext.model.events import GAP_EVENTS, HISTORY_VERSION, OLDEST_HISTORY_VERSION, EventKind
 from truenext.stage import events as stage_events
 from truenext.stage.interceptors import interceptor
 
@@ -38,10 +38,10 @@ installed. A Parquet file appears as a whole. `truenext history export DIR` does
 
 History is kept for 30 days and up to 8 GiB, unless [settings](settings.md) change that; the oldest is deleted first.
 
-The `.history` files are of version {HISTORY_VERSION}. A broker whose newest file is of another version does not start,
-and `truenext history export` and `truenext audit` stop there; each names the file and its version. The truenext that
-wrote the file reads it. Parquet files do not have their version: `truenext audit` refuses them if an event has a
-`kind`, `reason` or `mode` that is not on this page.
+The `.history` files are of version {HISTORY_VERSION}. Versions from {OLDEST_HISTORY_VERSION} on are read, too. With any
+other version `truenext history export` and `truenext audit` stop, and a broker whose newest file has one does not
+start; each names the file and its version. The truenext that wrote the file reads it. Parquet files do not have their
+version: `truenext audit` refuses them if an event has a `kind`, `reason` or `mode` that is not on this page.
 
 Temporary queues, and subscriptions that end with their connections, are not in the history: they concern one connection
 only.

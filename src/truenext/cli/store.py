@@ -139,7 +139,7 @@ def _check_folder(data: Path) -> None:
     elif summary.damage_count:
         terminal.echo(
             f"{data} is damaged: {count_noun(summary.damage_count, 'finding')}, above. What to do: restore it from a "
-            f"copy. If there is none, `truenext store export {data} NEW` writes all readable messages into a new "
+            f"backup. If there is none, `truenext store export {data} NEW` writes all readable messages into a new "
             f"folder, on which a broker can start; {data} is not changed."
         )
     if in_history:

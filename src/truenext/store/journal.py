@@ -559,7 +559,7 @@ def _read_all(file: int, size: int) -> bytearray:
 #     history        The history's own files get a chunk of a batch only once the frame of that batch is durable.
 #                    Events are numbered over all runs; the history does not know batches and frames. So it proves
 #                    something only about the run that the journal ends with: it may have been switched off, deleted, or
-#                    restored from a copy.
+#                    copied back.
 #
 # Source: docs/decisions/0019-damage.md
 
@@ -581,6 +581,6 @@ def describe_lost_tail(
             return (
                 f"frames are missing at its end, after frame {last}: the history has a batch of run {run} that begins "
                 f"with event {last_history_chunk[1]}, and the last batch of the journal begins with event {event} "
-                "(a store that was restored from a copy needs the history of that copy, or none)"
+                "(a store that was copied back needs the history of that copy, or none)"
             )
     return ""

@@ -111,7 +111,7 @@ def _user_name(number: int) -> str:
 def damage_error(part: str, problem: str, data: Path) -> StoreError:
     """Make the error for a damaged `part` of the store in the folder `data`."""
     return DamagedFolderError(
-        f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a copy. "
+        f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a backup. "
         f"{repair_advice(str(data))}"
     )
 
