@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import pytest
@@ -20,8 +20,10 @@ from tests.spark.sink.small_write import (
     last_decision,
     write_batch,
 )
+from truenext.clock import monotonic
 from truenext.errors import ConnectionLost, TruenextError
-from truenext.spark.broker.connection import BrokerConnection
+from truenext.model.url import parse_url
+from truenext.spark.broker.connection import Answer, BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import driver, publish
@@ -45,6 +47,35 @@ def test_drafts_are_not_published_before_the_batch_is_committed(here: BlockingBr
     commit(here, 0, drafts)
     assert bodies_in(here) == ["a", "b", "c"]
     assert drafts_waiting(here) == 0
+
+
+def test_task_whose_second_bundle_is_refused_for_space_keeps_the_first(here: BlockingBroker) -> None:
+    """At disk level `little` a broker accepts one bundle of each connection. Fixed: the task sent it again for ever."""
+
+    class OneBundle(BrokerConnection):
+        sent: Answer | None = None
+
+        def start_call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+            if command == "SEND" and self.sent is not None:
+                self.wait(self.sent)
+                here.fill_disk()
+            answer = super().start_call(command, headers, body)
+            if self.sent is not None:
+                while not answer.is_there:
+                    self._read(monotonic() + 10)
+            if command == "SEND":
+                self.sent = answer
+            return answer
+
+    def connect() -> BrokerConnection:
+        here.free_disk()
+        return OneBundle([parse_url(here.url)])
+
+    drafts = write_drafts(bundles_of(*"abcdef"), QUEUES, 0, 0, connect, Patience(0.01)).drafts
+    here.free_disk()
+    assert [each.bundles for each in drafts] == [1, 1, 1]
+    commit(here, 0, drafts)
+    assert bodies_in(here) == [*"abcdef"]
 
 
 def test_partitions_are_published_in_their_order(here: BlockingBroker) -> None:

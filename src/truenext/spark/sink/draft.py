@@ -108,7 +108,16 @@ class _DraftWriter:
         return broker.start_call("SEND", headers, bundle.frames)
 
     def _confirm(self, broker: BrokerConnection, answers: deque[Answer]) -> None:
-        broker.wait(answers.popleft())
+        answer = answers.popleft()
+        try:
+            broker.wait(answer)
+        finally:
+            # While disk space is short, the broker accepts one bundle of each connection and refuses the next one. So
+            # the receipt of a bundle counts although `wait` raises the refusal of a later bundle.
+            if answer.receipt is not None:
+                self._note_confirmed()
+
+    def _note_confirmed(self) -> None:
         rows = self._unconfirmed.popleft().rows
         draft = self.drafts[-1]
         self.drafts[-1] = Draft(draft.partition, draft.name, draft.bundles + 1, draft.rows + rows)
