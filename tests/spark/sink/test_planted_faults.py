@@ -79,7 +79,7 @@ FAULTS = [
     from truenext.spark.sink.driver import drop_drafts
     for each in messages:
         if each is not None:
-            with BrokerConnection(self._options.addresses) as broker:
+            with self._options.connect() as broker:
                 drop_drafts(broker, SinkQueues(self._options.space, each.id), batchId)""",
     ),
     Fault(
