@@ -611,9 +611,11 @@ class _Machine:
 
     async def _stop_all(self) -> None:
         await self._all_there()
-        for each in self._processes:
+        # A process that a fault kills while it stops must not be replaced: the next one would work in the old file.
+        processes, self._processes = self._processes, []
+        for each in processes:
             await each.stop()
-        self._processes.clear()
+        await self._all_there()
 
     async def _start_all(self) -> None:
         for _ in range(self._schedule.processes):
