@@ -125,11 +125,11 @@ test-spark: .venv/spark
 	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
-	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
+	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
 
 search: .venv/spark ## Every order of steps of four protocols, with more that goes wrong than in make test: exactly-once processing, a log in PostgreSQL and its failovers (minutes), and the sink of Spark (an hour)
-	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
-	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
+	TRUENEXT_DRAW=all TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
+	TRUENEXT_DRAW=all TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/integration/test_planted_log_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
@@ -143,16 +143,16 @@ spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py
 
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
-	TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
+	TRUENEXT_DRAW=all TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
 
 drain: .venv/test ## 100 drains under load, while consumers fail, pause and die (DRAINS=n)
 	TRUENEXT_DRAINS=$${DRAINS:-100} $(PYTEST) -s tests/integration/test_drain.py -k under_load
 
 broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
-	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_broken_connections.py
+	TRUENEXT_DRAW=all TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_broken_connections.py
 
 guard: .venv/spark ## 2,000 guessed passwords (GUESSES=n), 1,000 cut connections with TLS, judged by the audit (CUTS=n), and 100 reloads of users and certificates under load (RELOADS=n)
-	TRUENEXT_GUESSES=$${GUESSES:-2000} TRUENEXT_CUTS=$${CUTS:-1000} TRUENEXT_RELOADS=$${RELOADS:-100} $(PYTEST) -s tests/integration/test_guesses.py tests/integration/test_tls_cuts.py tests/integration/test_reloads.py tests/spark/test_tls_cuts.py
+	TRUENEXT_DRAW=all TRUENEXT_GUESSES=$${GUESSES:-2000} TRUENEXT_CUTS=$${CUTS:-1000} TRUENEXT_RELOADS=$${RELOADS:-100} $(PYTEST) -s tests/integration/test_guesses.py tests/integration/test_tls_cuts.py tests/integration/test_reloads.py tests/spark/test_tls_cuts.py
 
 jms: .venv/test ## The unmodified JMS client: 2,000 requests between two users (REQUESTS=n), and failover through 20 cuts each in 20 runs (CUTS=n); needs Java
 	TRUENEXT_JMS_REQUESTS=$${REQUESTS:-2000} TRUENEXT_JMS_CUTS=$${CUTS:-20} $(PYTEST) -s -k "requests or cuts" tests/integration/openwire/test_jms_users.py tests/integration/openwire/test_jms_failures.py
@@ -165,8 +165,8 @@ packages: .venv/test ## The packages in new environments of each Python of the m
 	$(BIN)/python -m bench.start
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 with COMMITs in doubt (COMMITS=n), 25 in each of nine runs of flows that fail, have keys, delays and cron (KILLS=n FLOWS=n), and 100,000 rejections on a full disk (REJECTIONS=n)
-	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
-	TRUENEXT_COMMIT_CYCLES=$${COMMITS:-1000} $(PYTEST) -s tests/integration/test_kill_commits.py
+	TRUENEXT_DRAW=all TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py
+	TRUENEXT_DRAW=all TRUENEXT_COMMIT_CYCLES=$${COMMITS:-1000} $(PYTEST) -s tests/integration/test_kill_commits.py
 	TRUENEXT_FLOW_KILLS=$${KILLS:-25} TRUENEXT_KILLED_FLOWS=$${FLOWS:-2300} TRUENEXT_DRAW=all $(PYTEST) -s -k "although_processes_are_killed" tests/stages/test_failing_flows.py tests/stages/test_kept_replies_under_kills.py
 	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
@@ -178,7 +178,7 @@ failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that
 	TRUENEXT_DRAW=all TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} TRUENEXT_PATRONI=$${PATRONI:-48} $(PYTEST) -s -rs tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py tests/integration/test_patroni.py
 
 backups: .venv/test ## 200 backups of a busy broker, which is killed, or the command, in many of them (BACKUPS=n); 200 of a store with random batches, every planted fault, and 1,000 flipped bits (FLIPS=n)
-	TRUENEXT_BACKUPS=$${BACKUPS:-200} $(PYTEST) -s tests/integration/test_backup_kills.py
+	TRUENEXT_DRAW=all TRUENEXT_BACKUPS=$${BACKUPS:-200} $(PYTEST) -s tests/integration/test_backup_kills.py
 	TRUENEXT_BACKUPS=$${BACKUPS:-200} TRUENEXT_FLIPS=$${FLIPS:-1000} TRUENEXT_DRAW=all $(PYTEST) -s tests/contract/test_backups.py
 
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc
@@ -186,10 +186,10 @@ asan: .venv/test ## The codec in C beside the one in Python, under AddressSaniti
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=build/asan $(BIN)/python -m tests.unit.speed_comparison $${INPUTS:-1000000}
 
 crash: .venv/test ## Cut the power of the store at every operation, LMDB's included: 100,000 states of a disk (CRASHES=n)
-	TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py tests/contract/test_upgrade.py
+	TRUENEXT_DRAW=all TRUENEXT_CRASHES=$${CRASHES:-100000} $(PYTEST) -s tests/contract/test_crash_points.py tests/contract/test_upgrade.py
 
 before: .venv/test ## This version and the one before, client, broker, services and data folder in turns (BEFORE=revision of git)
-	TRUENEXT_BEFORE=$(or $(BEFORE),HEAD) $(PYTEST) tests/integration/test_version_before.py
+	TRUENEXT_DRAW=all TRUENEXT_BEFORE=$(or $(BEFORE),HEAD) $(PYTEST) tests/integration/test_version_before.py
 
 bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, and beside the bare disk; what history and syncing cost; where the time of a message goes; how long an audit takes
 	$(BIN)/python -m bench $(BENCH)
