@@ -219,6 +219,19 @@ def test_drain_that_ends_while_it_is_counted_is_not_drained(driver: DrainDriver)
     assert (report["draining"], report["drained"]) == (False, False)
 
 
+def test_drain_that_another_request_ends_while_its_messages_are_counted_does_not_begin(driver: DrainDriver) -> None:
+    """Fixed: the drain began although the request to end it came later."""
+    driver.acknowledge()
+    report = driver.drain.report(BEGIN)
+    next(report)
+    assert driver.drain.execute(request(b'{"draining": false}')) == VERB
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(report)
+    assert json.loads(end.value.value)["error"].startswith("another request has ended the drain before it began")
+    assert not driver.drain.is_active
+
+
 def test_report_does_not_say_drained_if_a_message_moved_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     # C31.5
     monkeypatch.setattr(remainder, "QUEUES_PER_STEP", 1)

@@ -103,6 +103,8 @@ class Drain:
         self._state = engine.state.commit_state
         self._other_holders = other_holders
         self._name_of = name_of
+        self._end_count = 0
+        """Number of requests to end a drain."""
 
     @property
     def is_active(self) -> bool:
@@ -122,6 +124,7 @@ class Drain:
         """
         is_asked_for = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
         if is_asked_for is False:
+            self._end_count += 1
             self._end()
         return BEGIN if is_asked_for else VERB
 
@@ -131,6 +134,7 @@ class Drain:
         `name` is a result of `execute`. If it is BEGIN, the drain begins, unless a queue with messages has no consumer.
         """
         was_active = self.is_active
+        end_count = self._end_count
         found = yield from count_remainder(self._engine, self._other_holders)
         queues, without = _Largest(), _Largest()
         waiting = held = 0
@@ -144,7 +148,9 @@ class Drain:
                 yield
         error = ""
         if name == BEGIN and not self.is_active:
-            if without.total:
+            if self._end_count != end_count:
+                error = "another request has ended the drain before it began: begin it again if it is still needed"
+            elif without.total:
                 error = _no_consumer_error([queue.name for queue, _ in without.largest()], without.total)
             else:
                 self._begin()
