@@ -177,12 +177,13 @@ def compact(connection: Connection, schema: str, up_to: int) -> LogPosition | No
 
     Raises: StoreError if the log is damaged; psycopg.Error
     """
+    effect = NetEffect()
     try:
         with connection.transaction():
             _begin(connection)
             keep_partitions(connection, schema)
             before = read_position(connection, schema)
-            effect, after = _read_window(connection, schema, before, up_to)
+            after = _read_window(connection, schema, before, up_to, effect)
             if after == before:
                 return None
             _lock(connection, schema)
@@ -191,6 +192,8 @@ def compact(connection: Connection, schema: str, up_to: int) -> LogPosition | No
             return after
     except (errors.SerializationFailure, errors.LockNotAvailable):
         return None
+    finally:
+        effect.clear()
 
 
 def _begin(connection: Connection) -> None:
@@ -209,9 +212,10 @@ def _lock(connection: Connection, schema: str) -> None:
     connection.execute(statement(schema, "SELECT 1 FROM {position} FOR UPDATE NOWAIT"))
 
 
-def _read_window(connection: Connection, schema: str, before: LogPosition, up_to: int) -> tuple[NetEffect, LogPosition]:
-    """Return the net effect of the rows after `before`, up to row `up_to` at most, and the last of these rows."""
-    effect = NetEffect()
+def _read_window(
+    connection: Connection, schema: str, before: LogPosition, up_to: int, effect: NetEffect
+) -> LogPosition:
+    """Add the rows after `before`, up to row `up_to` at most, to the net effect, and return the last of these rows."""
     last = before
     for row, payload in read_rows(connection, schema, before, min(up_to, before.number + WINDOW_ROWS)):
         is_large = effect.record_bytes + len(payload) > RECORD_BYTES_MAX or effect.change_count >= CHANGES_MAX
@@ -223,7 +227,7 @@ def _read_window(connection: Connection, schema: str, before: LogPosition, up_to
         except ValueError as error:
             raise_damage(schema, f"row {row.number} cannot be decoded: {error}", error)
         last = row
-    return effect, last
+    return last
 
 
 def read_rows(

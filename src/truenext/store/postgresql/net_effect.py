@@ -53,6 +53,12 @@ class NetEffect:
         self.row_count += 1
         return True
 
+    def clear(self) -> None:
+        """Free the memory of the changes. Lanes of the overlay and their chunks refer to one another, and the broker's
+        garbage collector seldom looks for such cycles."""
+        self._overlay.drop_indexes(_SEGMENT)
+        self._records.clear()
+
     def _remove(self, keys: list[bytes]) -> None:
         records, index = self._records, self.index
         for key in keys:
