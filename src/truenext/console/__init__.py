@@ -1,0 +1,1 @@
+"""The console: pages about a broker and its stages, from a process of its own."""
