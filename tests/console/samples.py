@@ -1,546 +1,547 @@
-"""Data of each page, for tests of templates: as an operator may see it, or with a payload in each text."""
+"""A sample of each page's data, with texts that would do harm in a page that does not escape them.
+
+`python -m tests.console.samples` serves the samples on http://127.0.0.1:8162, to work on templates.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+import uvicorn
 
+from truenext.console.app import PAGES, Console, make_app
+from truenext.console.doors import Address
+from truenext.console.link import Broker, Link
 from truenext.console.pages import dead_letters, messages, others, overview, queues, stages, work
+from truenext.console.pages.links import address, queue_link
+from truenext.console.pages.overview import Attention, Chart, Figure
+from truenext.console.pages.queues import Act
+from truenext.console.rendering import Renderer
+from truenext.console.rights import Rights
+from truenext.console.visit import Visit
+
+EVIL = "<img src=x onerror=alert(1)>\"'`{{7*7}}"
+"""Text that runs a script where it is not escaped."""
 
 AT_MS = 1_790_000_000_000
-AT = AT_MS // 1000
 
 
-def _series(*bases: float) -> list[list[float | None]]:
-    return [[None if n < 20 else base * (1 + ((n * 37) % 11) / 40) for n in range(120)] for base in bases]
+def row(name: str = "orders.new", **changes: Any) -> queues.QueueRow:
+    fields: dict[str, Any] = {
+        "name": name,
+        "link": queue_link(name),
+        "kind": "dead letters" if name.startswith("DLQ.") else "Spark" if name.startswith("Spark.") else "queue",
+        "waiting": 12_345,
+        "held": 17,
+        "consumers": 2,
+        "scheduled": 0,
+        "paused": False,
+        "oldest_s": 93.4,
+        "rate": 41.7,
+        "accepted": 1_000_321,
+        "acknowledged": 987_959,
+        "returned": 12,
+        "expired": 0,
+        "dead_lettered": 3,
+    }
+    return queues.QueueRow(**fields | changes)
+
+
+def act(name: str) -> Act:
+    return Act(name, "" if name in ("pause", "resume") else address("/action", verb=name, queue="orders.new"))
+
+
+def chart(title: str, unit: str, *names: str) -> Chart:
+    at = [AT_MS // 1000 - 3600 + 5 * number for number in range(720)]
+    series: dict[str, list[float | None]] = {
+        name: [None if 200 < number < 240 else 50 + 40 * math.sin(number / (20 + 7 * index)) for number in range(720)]
+        for index, name in enumerate(names)
+    }
+    return Chart(title, unit, at, series)
 
 
 CHARTS = [
-    overview.Chart(
-        "Messages",
-        "messages/s",
-        list(range(AT - 3570, AT + 30, 30)),
-        dict(zip(("accepted", "acknowledged"), _series(812, 790))),
-    ),
-    overview.Chart("Waiting", "messages", list(range(AT - 3570, AT + 30, 30)), dict(zip(("waiting",), _series(41200)))),
+    chart("Messages", "messages/s", "accepted", "acknowledged", "dead letters"),
+    chart("Waiting", "messages", "waiting", "held"),
+    chart("Oldest message", "seconds", "oldest"),
 ]
 
-
-def queue_row(name: str, **changes: Any) -> queues.QueueRow:
-    fields: dict[str, Any] = {
-        "name": name,
-        "link": f"/queue?name={name}",
-        "kind": "queue",
-        "waiting": 0,
-        "held": 2,
-        "consumers": 4,
-        "scheduled": 0,
-        "paused": False,
-        "oldest_s": None,
-        "rate": 12.4,
-        "accepted": 120311,
-        "acknowledged": 120309,
-        "returned": 17,
-        "expired": 0,
-        "dead_lettered": 0,
-    }
-    return queues.QueueRow(**(fields | changes))
-
-
-ROWS = [
-    queue_row(
-        "orders.place",
-        waiting=18211,
-        oldest_s=7512.2,
-        consumers=0,
-        rate=0.0,
-        level="bad",
-        why="no consumer for 2 h 5 min",
-    ),
-    queue_row("orders.ship", waiting=212, oldest_s=3.4, rate=88.2),
-    queue_row("stock.reserve", waiting=3, oldest_s=0.04, paused=True, level="warn", why="paused by an operator"),
-    queue_row(
-        "DLQ.orders",
-        kind="dead letters",
-        waiting=1031,
-        oldest_s=86400.0 * 3,
-        rate=0.0,
-        consumers=0,
-        accepted=1031,
-        acknowledged=0,
-    ),
-    queue_row("Spark.bills.q1.drafts", kind="Spark", waiting=40, oldest_s=12.0, rate=3.1),
-]
-ACTS = [
-    queues.Act("re-drive", "/action?verb=redrive&queue=DLQ.orders"),
-    queues.Act("move", "/action?verb=move&queue=DLQ.orders"),
-    queues.Act("purge", "/action?verb=purge&queue=DLQ.orders"),
-    queues.Act("pause", ""),
-]
-FIGURES = [
-    overview.Figure("waiting", 19497, "messages"),
-    overview.Figure("oldest", 7512.2, "seconds", "bad", "/queues?order=oldest"),
-    overview.Figure("accepted", 812.1, "messages/s"),
-    overview.Figure("acknowledged", 790.4, "messages/s"),
-    overview.Figure("held by consumers", 1204, "messages"),
-    overview.Figure("dead letters", 1031, "messages", "warn", "/dead-letters"),
-    overview.Figure("queues", 10012),
-]
-_ORDERS = {each: f"/queues?order={each}" for each in ("name", "waiting", "oldest", "rate")}
-_MESSAGES = queues.MessageList(
-    rows=[
-        queues.MessageRow(
-            sequence=81200 + n,
-            priority=9 - n // 3,
-            link=f"/message?queue=DLQ.orders&priority=4&sequence={81200 + n}",
-            persistent=n % 4 != 0,
-            size=412 + 17 * n,
-            arrived_ms=AT_MS - 10_000 * n,
-            attempts=n % 3 + 1,
-            redelivered=n % 3 == 1,
-            group="customer-7" if n == 2 else "",
-            expires_ms=AT_MS + 60_000 if n == 3 else None,
-            cause="KeyError: 'customer' at orders/check.py:41" if n % 2 else "",
-            origin="orders.place" if n % 2 else "",
-            trace="",
-            beginning='{"order": 5512, "customer": {"name": "Ada Lovelace"}, "lines": [{"sku": "A-100", "count": 2}]}',
-        )
-        for n in range(8)
+OVERVIEW = overview.Overview(
+    attention=[
+        Attention(
+            level="bad",
+            what="orders.slow: the oldest message has waited for 2 h 3 min",
+            why="No consumer: nothing takes messages from this queue.",
+            link=queue_link("orders.slow"),
+            action="Show the queue",
+        ),
+        Attention(
+            level="bad",
+            what="DLQ.orders.new has 1,204 dead letters",
+            why=f"Most of them: rejected, {EVIL}",
+            link=address("/dead-letters", queue="DLQ.orders.new"),
+            action="Show causes",
+        ),
+        Attention(level="warn", what="process 2 of service shop is silent for 40 s", link="/stages", action="Show"),
     ],
-    selector="",
-    next="/queue?name=DLQ.orders&after=81208",
+    attention_count=5,
+    figures=[
+        Figure("waiting", 52_345, "messages", "", "/queues?order=waiting"),
+        Figure("held", 170, "messages"),
+        Figure("accepted", 123.4, "messages/s"),
+        Figure("acknowledged", 121.0, "messages/s"),
+        Figure("dead letters", 1204, "messages", "bad", "/dead-letters"),
+        Figure("scheduled", 12, "messages", "", "/scheduled"),
+        Figure("queues", 10_000, "", "", "/queues"),
+    ],
+    broker=[
+        Figure("version", "0.9.0"),
+        Figure("up", 86_400.0 * 3, "seconds"),
+        Figure("connections", 211, "", "", "/connections"),
+        Figure("disk level", "little", "", "warn"),
+        Figure("memory used", 123_456_789, "bytes"),
+        Figure("memory limit", 268_435_456, "bytes"),
+    ],
+    charts=CHARTS,
+    covers="all queues",
+)
+
+QUEUES = queues.Queues(
+    rows=[
+        row("orders.slow", level="bad", why="nobody consumes", consumers=0, oldest_s=7380.0, rate=0.0),
+        row(),
+        row(EVIL, paused=True, level="warn", why="paused"),
+        row("DLQ.orders.new", waiting=1204, consumers=0),
+        row("Spark.shop.1a2b3c.1", waiting=1000, consumers=0),
+        *(row(f"customer.{number:05}.in", waiting=number % 7) for number in range(95)),
+    ],
+    name="",
+    order="oldest",
+    orders={order: address("/queues", order=order) for order in ("name", "waiting", "oldest", "rate")},
+    next=address("/queues", order="oldest", after="100,customer.00095.in"),
+    first="",
+    sums=[Figure("queues", 10_000), Figure("waiting", 52_345, "messages"), Figure("held", 170, "messages")],
+)
+
+MESSAGE_ROWS = [
+    queues.MessageRow(
+        sequence=1000 + number,
+        priority=4,
+        link=address("/message", queue="orders.new", priority=4, sequence=1000 + number),
+        persistent=number % 3 > 0,
+        size=312 + number,
+        arrived_ms=AT_MS - 93_400,
+        attempts=number % 4,
+        redelivered=number % 4 > 0,
+        group="",
+        expires_ms=None,
+        cause=EVIL if number % 4 else "",
+        origin="",
+        trace="web o-1234" if number % 2 else "",
+        beginning='{"order": "o-1234", "item": "' + EVIL,
+    )
+    for number in range(50)
+]
+
+QUEUE = queues.QueuePage(
+    row=row(),
+    lanes=[(9, 12), (4, 12_333)],
+    dead_lettered={"rejected": 2, "attempts": 1},
+    consumers=[
+        queues.ConsumerRow(
+            id="1",
+            connection="c-17",
+            address="10.0.0.17:40312",
+            user="shop",
+            client_id=EVIL,
+            window=100,
+            held=17,
+            last_acknowledgement_s=0.4,
+            selector="colour = 'red'",
+            close=address("/action", verb="close", connection="c-17"),
+        ),
+        queues.ConsumerRow(
+            id="2",
+            connection=None,
+            address=None,
+            user=None,
+            client_id=None,
+            window=None,
+            held=0,
+            last_acknowledgement_s=None,
+            selector=None,
+        ),
+    ],
+    policy=[
+        queues.PolicyRow("attempts_max", 7, "default"),
+        queues.PolicyRow("delay_ms", 5000, "[policy.'orders.>'] of broker.toml"),
+    ],
+    messages=queues.MessageList(
+        rows=MESSAGE_ROWS, selector="", next=address("/queue", name="orders.new", after="5,1049"), first=""
+    ),
+    acts=[act("pause"), act("move"), act("purge")],
+    spark_command="",
+    charts=CHARTS[1:],
+    dead_letters=address("/dead-letters", queue="DLQ.orders.new"),
+)
+
+BODY = messages.Body(
+    form="json",
+    text='{\n  "order": "o-1234",\n  "item": "' + EVIL + '"\n}',
+    size=3_000_000,
+    start=0,
+    shown=65_536,
+    forms={form: address("/message", queue="orders.new", sequence=1000, form=form) for form in ("text", "json", "hex")},
+    next=address("/message", queue="orders.new", sequence=1000, start=65_536),
     first="",
 )
 
-PAGES: Mapping[str, msgspec.Struct] = {
-    "overview": overview.Overview(
-        attention=[
-            overview.Attention(
-                level="bad",
-                what="orders.place: 18,211 messages wait, the oldest for 2 h 5 min",
-                why="Nothing consumes from it: no process of its service is connected.",
-                link="/queue?name=orders.place",
-                action="Look at the queue",
-            ),
-            overview.Attention(
-                level="bad",
-                what="Process 7f3a of service shop is silent for 41 s",
-                why="It has answered before: it may have been killed, or its network cut.",
-                link="/stages",
-                action="Look at its service",
-            ),
-            overview.Attention(
-                level="warn",
-                what="DLQ.orders: 1,031 dead letters, 12 more in the last minute",
-                why="Most failed in orders.place: KeyError: 'customer'",
-                link="/dead-letters?queue=DLQ.orders",
-                action="See them by cause",
-            ),
-            overview.Attention(
-                level="warn",
-                what="Space for new messages is little",
-                why="2.1 GiB are free; below 1 GiB sends are refused.",
-                link="/settings",
-                action="See the limits",
-            ),
-        ],
-        attention_count=6,
-        figures=FIGURES,
-        broker=[
-            overview.Figure("version", "0.1.0"),
-            overview.Figure("up for", 912_331.0, "seconds"),
-            overview.Figure("connections", 212),
-            overview.Figure("memory", 312 * 2**20, "bytes"),
-            overview.Figure("space", "little", "", "warn"),
-            overview.Figure("journal", 81 * 2**20, "bytes"),
-        ],
-        charts=CHARTS,
-        covers="all queues",
+MESSAGE = messages.MessagePage(
+    queue="DLQ.orders.new",
+    queue_link=queue_link("DLQ.orders.new"),
+    sequence=1000,
+    priority=4,
+    message_id="truenext-1a2b-1000",
+    persistent=True,
+    arrived_ms=AT_MS,
+    expires_ms=None,
+    attempts=7,
+    deliveries=8,
+    origin="orders.new",
+    reason="rejected",
+    first_cause="Traceback (most recent call last):\n  ...\nValueError: " + EVIL,
+    last_cause="Traceback (most recent call last):\n  ...\nValueError: " + EVIL,
+    headers=[
+        ("content-type", "application/json"),
+        (EVIL, EVIL),
+        ("truenext-original-destination", "/queue/orders.new"),
+    ],
+    body=BODY,
+    stage=messages.StageMessage(
+        trace="web o-1234",
+        flow=address("/flow", trace="web o-1234"),
+        kind="request",
+        sender="web",
+        started_by="web",
+        started_ms=AT_MS - 93_400,
+        parent="9f31",
+        calls=2,
+        interactive=True,
+        message='{\n  "order": "o-1234"\n}',
+        state="{}",
+        properties={"tenant": '"' + EVIL + '"'},
+        waiting=[messages.Waiting("/queue/order.place.stage.confirm", '{\n  "basket": 3\n}')],
+        attachments={"scan.pdf": 123_456},
     ),
-    "queues": queues.Queues(
-        rows=ROWS * 4, name="", order="oldest", orders=_ORDERS, next="/queues?after=x", first="", sums=FIGURES
-    ),
-    "queue": queues.QueuePage(
-        row=ROWS[3],
-        lanes=[(9, 12), (4, 1019)],
-        dead_lettered={"rejected": 31, "attempts": 4},
-        consumers=[
-            queues.ConsumerRow(
-                id="orders-1",
-                connection="c-12",
-                address="10.0.3.17:50122",
-                user="shop",
-                client_id="shop-a",
-                window=1000,
-                held=212,
-                last_acknowledgement_s=0.4,
-                selector="priority > 4",
-                close="/action?verb=close&connection=c-12",
-            ),
-            queues.ConsumerRow(
-                id="orders-2",
-                connection=None,
-                address=None,
-                user=None,
-                client_id=None,
-                window=None,
-                held=0,
-                last_acknowledgement_s=None,
-                selector=None,
-            ),
-        ],
-        policy=[
-            queues.PolicyRow("attempts", 6, "default"),
-            queues.PolicyRow("queue_memory_limit", "256MiB", "pattern orders.> of truenext.toml"),
-        ],
-        messages=_MESSAGES,
-        acts=ACTS,
-        spark_command="",
-        charts=CHARTS,
-        dead_letters="/dead-letters?queue=DLQ.orders",
-    ),
-    "message": messages.MessagePage(
-        queue="DLQ.orders",
-        queue_link="/queue?name=DLQ.orders",
-        sequence=81203,
-        priority=4,
-        message_id="m-5512",
-        persistent=True,
-        arrived_ms=AT_MS,
-        expires_ms=None,
-        attempts=6,
-        deliveries=6,
-        origin="orders.place",
-        reason="attempts",
-        first_cause="TimeoutError: database",
-        last_cause="KeyError: 'customer'\n  File \"orders/check.py\", line 41, in check\n    name = order['customer']\n",
-        headers=[
-            ("content-type", "application/json"),
-            ("truenext-dead-letter-cause", "attempts"),
-            ("truenext-original-last-cause", "KeyError: 'customer'"),
-            ("priority", "4"),
-        ],
-        body=messages.Body(
-            form="json",
-            text='{\n  "order": 5512,\n  "lines": [\n    {"sku": "A-100", "count": 2}\n  ]\n}',
-            size=81234,
-            start=0,
-            shown=65536,
-            forms={"text": "/message?form=text", "json": "/message?form=json", "hex": "/message?form=hex"},
-            next="/message?start=65536",
-            first="",
-        ),
-        stage=messages.StageMessage(
-            trace="4bf92f3577b34da6a3ce929d0e0e4736",
-            flow="/flow?trace=4bf92f3577b34da6a3ce929d0e0e4736",
-            kind="request",
-            sender="order.place/check",
-            started_by="web",
-            started_ms=AT_MS - 3000,
-            parent="p",
-            calls=2,
-            interactive=True,
-            message='{"sku": "A-100"}',
-            state='{"order": 5512}',
-            properties={"tenant": "7"},
-            waiting=[
-                messages.Waiting("order.place/confirm", '{"order": 5512}'),
-                messages.Waiting("reply to the starter", ""),
+    download=address("/body", queue="orders.new", priority=4, sequence=1000),
+    acts=[act("redrive"), act("move"), act("purge")],
+    spark_command="",
+)
+
+DEAD_LETTERS = dead_letters.DeadLetters(
+    queue="DLQ.orders.new",
+    queues=[row("DLQ.orders.new", waiting=1204, consumers=0), row("DLQ.bills", waiting=3, consumers=0)],
+    next="",
+    groups=[
+        dead_letters.Group(
+            origin="orders.new",
+            origin_link=queue_link("orders.new"),
+            reason="rejected",
+            cause="ValueError: " + EVIL,
+            count=1200 - 100 * number,
+            first_ms=AT_MS - 7_200_000,
+            last_ms=AT_MS - 4_000,
+            example=address("/message", queue="DLQ.orders.new", priority=4, sequence=1000),
+            messages=address("/queue", name="DLQ.orders.new"),
+            flow=address("/flow", trace="web o-1234"),
+            acts=[act("redrive"), act("move"), act("purge")],
+        )
+        for number in range(3)
+    ],
+    others=0,
+    is_part=True,
+    read=100_000,
+    go_on=address("/dead-letters", queue="DLQ.orders.new", read=400_000),
+    acts=[act("redrive"), act("move"), act("purge")],
+)
+
+ACTION = work.Action(
+    verb="purge",
+    title="Purge DLQ.orders.new",
+    queue="DLQ.orders.new",
+    selection="messages that match colour = 'red'",
+    sentences=["1,204 messages are removed for ever.", "17 messages that consumers hold stay."],
+    count=1204,
+    is_part=False,
+    to={},
+    left=17,
+    ended={},
+    needs_target=False,
+    target="",
+    typed_name="DLQ.orders.new",
+    fields=[("verb", "purge"), ("queue", "DLQ.orders.new"), ("selector", "colour = 'red'")],
+    post="/work",
+    button="Purge",
+    back=queue_link("DLQ.orders.new"),
+)
+
+PROGRESS = work.Progress(
+    id="1",
+    verb="redrive",
+    title="Re-drive DLQ.orders.new",
+    queue="DLQ.orders.new",
+    state="running",
+    count=403,
+    total=1204,
+    to={"orders.new": 403},
+    left=0,
+    ended={},
+    error="",
+    sentences=[],
+    started_ms=AT_MS,
+    elapsed_s=2.5,
+    back=queue_link("DLQ.orders.new"),
+    others=[("Purge old: done", "/progress?id=0")],
+)
+
+STAGES = stages.Stages(
+    services=[
+        stages.ServiceRow(
+            name="shop",
+            level="bad",
+            processes=[
+                stages.ProcessRow(
+                    service="shop",
+                    version="1.2",
+                    instance="a1-311",
+                    state="ready",
+                    why="",
+                    answered_s=1.2,
+                    figures=[Figure("running", 3), Figure("processed", 10_233)],
+                ),
+                stages.ProcessRow(
+                    service="shop", version="1.2", instance="a2-17", state="silent", why="", answered_s=43.0, figures=[]
+                ),
             ],
-            attachments={"photo": 81234},
-        ),
-        download="/body?queue=DLQ.orders&sequence=81203",
-        acts=ACTS[:3],
-        spark_command="",
-    ),
-    "dead_letters": dead_letters.DeadLetters(
-        queue="DLQ.orders",
-        queues=[],
-        next="",
-        others=12,
-        is_part=True,
-        read=100000,
-        go_on="/dead-letters?queue=DLQ.orders&read=200000",
-        acts=ACTS[:3],
-        groups=[
-            dead_letters.Group(
-                origin=origin,
-                origin_link=f"/queue?name={origin}",
-                reason=reason,
-                cause=cause,
-                count=count,
-                first_ms=AT_MS - 86_400_000,
-                last_ms=AT_MS,
-                example="/message?x=1",
-                messages="/queue?name=DLQ.orders",
-                flow=flow,
-                acts=ACTS[:3],
-            )
-            for origin, reason, cause, count, flow in [
-                ("orders.place", "attempts", "KeyError: 'customer'", 982, "/flow?trace=1"),
-                ("orders.ship", "rejected", "no such account: 8812", 37, ""),
-                ("stock.reserve", "expired", "", 12, ""),
-            ]
-        ],
-    ),
-    "action": work.Action(
-        verb="purge",
-        title="Purge DLQ.orders?",
-        queue="DLQ.orders",
-        selection="all messages of DLQ.orders",
-        sentences=[
-            "1,031 messages would be removed. They cannot be brought back.",
-            "Messages that consumers hold stay.",
-            "Messages that arrive meanwhile stay.",
-        ],
-        count=1031,
-        is_part=False,
-        to={},
-        left=2,
-        ended={},
-        needs_target=False,
-        target="",
-        typed_name="DLQ.orders",
-        fields=[("verb", "purge"), ("queue", "DLQ.orders")],
-        post="/work",
-        button="Purge 1,031 messages",
-        back="/queue?name=DLQ.orders",
-    ),
-    "progress": work.Progress(
-        id="w1",
-        verb="redrive",
-        title="Re-drive of DLQ.orders",
-        queue="DLQ.orders",
-        state="running",
-        count=412_000,
-        total=1_000_000,
-        to={"orders.place": 400_000, "orders.ship": 12_000},
-        left=2,
-        ended={},
-        error="",
-        sentences=["Messages go back to the queue where they failed, in their order."],
-        started_ms=AT_MS,
-        elapsed_s=12.3,
-        back="/queue?name=DLQ.orders",
-        others=[("Purge of old, done", "/progress?id=w0")],
-    ),
-    "stages": stages.Stages(
-        services=[
-            stages.ServiceRow(
-                name="shop",
-                level="bad",
-                processes=[
-                    stages.ProcessRow(
-                        service="shop",
-                        version="1.4.2",
-                        instance=f"host-{n}:81{n}2",
-                        state=state,
-                        why=why,
-                        answered_s=answered,
-                        figures=[
-                            overview.Figure("completed", 8112 * n + 3),
-                            overview.Figure("retries", 12),
-                            overview.Figure("unsent", 0),
-                        ],
-                    )
-                    for n, state, why, answered in [
-                        (1, "ready", "", 0.4),
-                        (2, "silent", "no answer for 41 s", 41.0),
-                        (3, "not ready", "the database does not answer", 1.2),
-                    ]
-                ],
-                stages=[
-                    stages.StageRow(
-                        endpoint="order.place",
-                        stage="check",
-                        queue="shop.order.place",
-                        queue_link="/queue?name=shop.order.place",
-                        waiting=12,
-                        oldest_s=0.4,
-                        consumers=3,
-                        processed=81220,
-                        retries=12,
-                        failed=4,
-                        dead_letters="/dead-letters?queue=DLQ.shop",
-                        sends_to=["stock.reserve", "order.place/confirm"],
-                    ),
-                    stages.StageRow(
-                        endpoint="order.place",
-                        stage="confirm",
-                        queue="shop.order.confirm",
-                        queue_link="/queue?name=shop.order.confirm",
-                        waiting=0,
-                        oldest_s=None,
-                        consumers=3,
-                        processed=81100,
-                        retries=0,
-                        failed=0,
-                        dead_letters="",
-                        sends_to=[],
-                    ),
-                ],
-                outbox=[overview.Figure("unsent", 41), overview.Figure("oldest unsent", 0.2, "seconds")],
-            )
-        ],
-        note="",
-    ),
-    "flows": stages.Flows(
-        rows=[
-            stages.FlowRow(
-                trace=f"4bf92f3577b34da6a3ce929d0e0e47{n:02}",
-                link=f"/flow?trace={n}",
-                state=state,
-                started_ms=AT_MS - n * 1000,
-                duration_s=duration,
-                executions=5,
-                attempts=5 + n,
-                error=error,
-            )
-            for n, state, duration, error in [
-                (1, "given up", 91.2, "KeyError: 'customer'"),
-                (2, "failed", 12.0, "no such account"),
-                (3, "ended", 0.042, ""),
-                (4, "open", None, ""),
-            ]
-        ],
-        order="failed",
-        orders={"failed": "/flows", "slowest": "/flows?order=slowest", "last": "/flows?order=last"},
-        trace="",
-        note="",
-        figures=[overview.Figure("flows", 81220), overview.Figure("failed", 4)],
-    ),
-    "flow": stages.FlowPage(
-        trace="4bf92f3577b34da6a3ce929d0e0e4736",
-        state="failed",
-        drawing="<p>drawn</p>",
-        text="drawn",
-        note="",
-        dead_letters=[("DLQ.orders", "/message?queue=DLQ.orders&sequence=1")],
-        others=[("the second", "/flow?trace=1&number=2")],
-    ),
-    "scheduled": others.Scheduled(
-        rows=[
-            others.ScheduledRow(
-                number=n,
-                due_ms=AT_MS + 1000 * n,
-                to="orders.remind",
-                repeats="every 60 s, 3 more times" if n % 2 else "",
-                priority=4,
-                persistent=n % 2 == 0,
-                size=81,
-                beginning="remind",
-                headers=[("a", "b")],
-                acts=[queues.Act("unschedule", f"/action?verb=unschedule&number={n}")],
-            )
-            for n in range(4)
-        ],
-        to="",
-        selector="",
-        total=4,
-        is_part=False,
-        note="",
-        acts=[],
-    ),
-    "durable": others.Durable(
-        rows=[
-            others.DurableRow(
-                row=queue_row("subscription,shop,bills,orders.>", waiting=12, oldest_s=9.0),
-                client_id="shop",
-                name="bills",
-                topic="orders.>",
-                selector="",
-            )
-        ],
-        next="",
-    ),
-    "connections": others.Connections(
-        rows=[
-            others.ConnectionRow(
-                connection=f"c-{n}",
-                address=f"10.0.3.{n}:50122",
-                user="shop",
-                tls=True,
-                client_id="shop-a",
-                since_ms=AT_MS,
-                protocol="STOMP 1.2",
-                consumers=3,
-                held=212,
-                close="/action?verb=close",
-            )
-            for n in range(4)
-        ],
-        next="",
-        first="",
-    ),
-    "spark": others.Spark(
-        rows=[
-            others.QueryRow(
-                space="bills",
-                id="q-1",
-                does="writes",
-                source="orders",
-                batch="41",
-                state="drafts",
-                rows=4000,
-                bytes=812_000,
-                since_ms=AT_MS,
-                commands=["truenext spark settle q-1"],
-            )
-        ],
-        queues=[ROWS[4]],
-        note="",
-    ),
-    "security": others.Security(
-        users=[
-            others.UserRow(
-                name="shop", connections=3, refused=2, failed_logins=1, last_ms=AT_MS, last="may not send to queue 'x'"
-            )
-        ],
-        events=[
-            others.SecurityRow(
-                at_ms=AT_MS, event="refused", user="shop", address="10.0.3.17:5012", text="may not send to queue 'x'"
-            )
-        ],
-        note="",
-        name="operator",
-        grants=[("browse", ">"), ("monitor", "")],
-    ),
-    "settings": others.Settings(
-        console=[overview.Figure("broker", "stomp://127.0.0.1:61613")],
-        broker=[overview.Figure("memory limit", 2**30, "bytes")],
-        queue="orders",
-        policy=[queues.PolicyRow("attempts", 6, "default")],
-        note="",
-    ),
-    "login": others.Login(next="/", error="user or password is wrong", user="ada", needs_token=False),
-    "error": others.Failure(status=403, error="you have no right to manage this queue"),
+            stages=[
+                stages.StageRow(
+                    endpoint="order.place",
+                    stage="check",
+                    queue="order.place",
+                    queue_link=queue_link("order.place"),
+                    waiting=12,
+                    oldest_s=3.2,
+                    consumers=2,
+                    processed=10_233,
+                    retries=3,
+                    failed=1,
+                    dead_letters=address("/dead-letters", queue="DLQ.order.place"),
+                    sends_to=["stock.reserve"],
+                ),
+            ],
+            outbox=[Figure("unsent", 12, "messages"), Figure("oldest", 3.4, "seconds", "warn")],
+        )
+    ],
+    note="",
+)
+
+FLOWS = stages.Flows(
+    rows=[
+        stages.FlowRow(
+            trace=f"web o-{number}",
+            link=address("/flow", trace=f"web o-{number}"),
+            state="failed",
+            started_ms=AT_MS - 5000 * number,
+            duration_s=1.2,
+            executions=5,
+            attempts=9,
+            error=EVIL,
+        )
+        for number in range(30)
+    ],
+    order="failed",
+    orders={order: address("/flows", order=order) for order in ("failed", "slowest", "last")},
+    trace="",
+    note="",
+    figures=[Figure("flows", 12_334), Figure("memory", 12_345_678, "bytes")],
+)
+
+FLOW = stages.FlowPage(
+    trace="web o-1234",
+    state="given up",
+    drawing="<p>drawing</p>",
+    text="order.place  ====\n",
+    note="",
+    dead_letters=[("DLQ.orders.new", address("/dead-letters", queue="DLQ.orders.new"))],
+    others=[("web o-1234 of 2026-10-01 07:00", address("/flow", trace="web o-1234", start=1))],
+)
+
+SCHEDULED = others.Scheduled(
+    rows=[
+        others.ScheduledRow(
+            number=17,
+            due_ms=AT_MS + 60_000,
+            to="/queue/orders.new",
+            repeats="every 60 s, for ever",
+            priority=4,
+            persistent=True,
+            size=12,
+            beginning=EVIL,
+            headers=[("colour", EVIL)],
+            acts=[act("unschedule")],
+        )
+    ],
+    to="",
+    selector="",
+    total=1,
+    is_part=False,
+    note="",
+    acts=[],
+)
+
+DURABLE = others.Durable(
+    rows=[
+        others.DurableRow(
+            row=row("subscription,billing,all,orders.>", kind="durable subscription"),
+            client_id="billing",
+            name="all",
+            topic="orders.>",
+            selector="",
+        )
+    ],
+    next="",
+)
+
+CONNECTIONS = others.Connections(
+    rows=[
+        others.ConnectionRow(
+            connection="c-17",
+            address="10.0.0.17:40312",
+            user="shop",
+            tls=True,
+            client_id=EVIL,
+            since_ms=AT_MS,
+            protocol="STOMP 1.2",
+            consumers=2,
+            held=17,
+            close=address("/action", verb="close", connection="c-17"),
+        )
+    ],
+    next="",
+    first="",
+)
+
+SPARK = others.Spark(
+    rows=[
+        others.QueryRow(
+            space="main",
+            id="1a2b3c4d",
+            does="reads",
+            source="orders.new",
+            batch="17",
+            state="",
+            rows=1000,
+            bytes=123_000,
+            since_ms=AT_MS - 60_000,
+            commands=["truenext spark abandon 1a2b3c4d"],
+        )
+    ],
+    queues=[row("Spark.main.1a2b3c4d.1", waiting=1000)],
+    note="",
+)
+
+SECURITY = others.Security(
+    users=[
+        others.UserRow(
+            name=EVIL,
+            connections=2,
+            refused=3,
+            failed_logins=1,
+            last_ms=AT_MS,
+            last="user 'shop' may not manage /queue/orders.new",
+        )
+    ],
+    events=[
+        others.SecurityRow(
+            at_ms=AT_MS,
+            event="request refused",
+            user="shop",
+            address="10.0.0.17:40312",
+            text="user 'shop' may not manage /queue/orders.new",
+        )
+    ],
+    note="",
+    name="anna",
+    grants=[("browse", "/queue/>"), ("monitor", "")],
+)
+
+SETTINGS = others.Settings(
+    console=[Figure("broker", "stomp://127.0.0.1:61613"), Figure("listens on", "http://127.0.0.1:8161")],
+    broker=[Figure("version", "0.9.0")],
+    queue="orders.new",
+    policy=QUEUE.policy,
+    note="",
+)
+
+LOGIN = others.Login(next="/queues", error="wrong user or password", user=EVIL, needs_token=False)
+FAILURE = others.Failure(status=404, error="there is no queue 'orders.gone'")
+
+SAMPLES: Mapping[str, msgspec.Struct] = {
+    "overview": OVERVIEW,
+    "queues": QUEUES,
+    "queue": QUEUE,
+    "message": MESSAGE,
+    "dead_letters": DEAD_LETTERS,
+    "action": ACTION,
+    "progress": PROGRESS,
+    "stages": STAGES,
+    "flows": FLOWS,
+    "flow": FLOW,
+    "scheduled": SCHEDULED,
+    "durable": DURABLE,
+    "connections": CONNECTIONS,
+    "spark": SPARK,
+    "security": SECURITY,
+    "settings": SETTINGS,
+    "login": LOGIN,
+    "error": FAILURE,
 }
+"""Sample of each template's data, by the name of the template."""
 
 
-def with_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a copy of a page in which each text is changed, but none that decides what is shown, and no link."""
-    if isinstance(value, str):
-        return value if value.startswith("/") else change(value)
-    if isinstance(value, list):
-        return [with_text(each, change) for each in value]
-    if isinstance(value, tuple):
-        return tuple(with_text(each, change) for each in value)
-    if isinstance(value, dict):
-        return {with_text(name, change): with_text(each, change) for name, each in value.items()}
-    if isinstance(value, msgspec.Struct):
-        changes = {
-            each.name: with_text(getattr(value, each.name), change)
-            for each in msgspec.structs.fields(value)
-            if each.name not in _DECIDING
-        }
-        return msgspec.structs.replace(value, **changes)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        raise TypeError("pages are structs")
-    return value
+class SampleLink(Link):
+    """Link to no broker."""
+
+    async def rights(self) -> Rights:
+        return Rights(None)
 
 
-_DECIDING = {"level", "state", "verb", "form", "unit", "order", "kind", "drawing"}
-"""Fields that the console sets itself: the word decides what a template shows. A drawing is escaped where it is made."""
+def sample_console(address: Address) -> Console:
+    console = Console(Broker((), ()), address, has_users=False, renderer=Renderer(), settings={})  # type: ignore[arg-type]
+    console._shared_link = SampleLink(console.broker, None, None)
+    return console
+
+
+def _loader(template: str) -> Callable[[Visit], Awaitable[msgspec.Struct]]:
+    async def load(visit: Visit) -> msgspec.Struct:
+        return SAMPLES[template]
+
+    return load
+
+
+SAMPLE_PAGES = [page._replace(load=_loader(page.template)) for page in PAGES]
+
+
+async def _serve() -> None:
+    console = sample_console(Address(frozenset({"127.0.0.1:8162", "localhost:8162"}), has_tls=False, is_loopback=True))
+    print(f"http://127.0.0.1:8162/open?key={console.key}", flush=True)
+    config = uvicorn.Config(make_app(console, SAMPLE_PAGES), port=8162, log_level="warning", lifespan="off")
+    await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

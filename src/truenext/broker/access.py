@@ -53,7 +53,7 @@ from truenext.model.destination import (
     parse_stored_address,
 )
 from truenext.model.failure_headers import ON_FAILURE, REPORT_TO
-from truenext.model.grants import Pattern, Right, User
+from truenext.model.grants import Pattern, Right, User, subscription_topic
 
 SENDABLE_QUEUES_MAX = 10_000
 """Maximum number of queues for which the broker remembers that a user may send there."""
@@ -137,16 +137,6 @@ def _require_on_queue(user: User, right: Right, name: str) -> None:
         # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
         raise ForbiddenError(user, f"{right.value} {name[:100]!r}: clients cannot name this queue")
     _require(user, right, _named_by_queue(name))
-
-
-def subscription_topic(name: str) -> Pattern:
-    """Return the topic, or pattern of topics, of the durable subscription whose queue has this name.
-
-    >>> str(subscription_topic("subscription,billing,orders,orders.>,total > 99"))
-    '/topic/orders.>'
-    """
-    topic = name.split(",", 4)[3:4] or [""]
-    return Pattern(True, tuple(topic[0].split(".")))
 
 
 def _require_producers(user: User) -> None:
