@@ -46,9 +46,11 @@ from truenext.model.selector import compile_selector
 from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
+    BROWSE_OPTIONS,
     INEFFECTIVE_HEADERS,
     OWN_PREFIX,
     durable_name,
+    parse_browse_options,
     parse_cause,
     parse_counts_all,
     parse_nack_options,
@@ -288,7 +290,10 @@ class FrameInterpreter:
         subscribe.selector = compile_selector(selector) if selector else None
         self._report_ineffective_headers(frame)
         if is_browse:
-            return Browse(subscription, destination, subscribe.selector)
+            after, count = parse_browse_options(headers)
+            return Browse(subscription, destination, subscribe.selector, after=after, count=count)
+        if option := next((each for each in BROWSE_OPTIONS if each in headers), None):
+            raise RemoteProtocolError(f"{option} is for browser:true: leave it out")
         subscribe.mode, subscribe.has_express = mode, has_express
         return subscribe
 
