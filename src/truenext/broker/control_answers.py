@@ -51,53 +51,8 @@ class QueueReport(msgspec.Struct):
     """Messages acknowledged in a second, on average over the last seconds."""
 
 
-class QueueSums(msgspec.Struct):
-    """Sums of all queues and durable subscriptions that the user may see and `name` selects, whatever `limit` and
-    `after` are. The counts are those of QueueReport; those of queues that were removed are not in them."""
-
-    queues: int = 0
-    """Number of these queues and durable subscriptions."""
-    waiting: int = 0
-    """Number of messages that wait."""
-    held: int = 0
-    """Number of messages that consumers hold."""
-    scheduled: int = 0
-    """Number of scheduled sends to one of these queues alone."""
-    accepted: int = 0
-    """Number of messages that came into these queues."""
-    acknowledged: int = 0
-    """Number of messages that were acknowledged."""
-    returned: int = 0
-    """Number of times that a dispatched message was requeued."""
-    expired: int = 0
-    """Number of messages that were removed unconsumed."""
-    dead_lettered: dict[str, int] = {}
-    """Number of messages that have become dead letters in another queue, by reason."""
-    handled: int = 0
-    """Number of messages that went to their next handler."""
-    moved: int = 0
-    """Number of messages that a request has moved or re-driven."""
-    purged: int = 0
-    """Number of messages that a request has removed."""
-    oldest_s: float | None = None
-    """Largest `oldest_s` of these queues; null if none has one."""
-    rate: float = 0.0
-    """Messages acknowledged in a second."""
-
-
-class QueuesReport(msgspec.Struct):
-    """Answer to a request `queues` with a body."""
-
-    queues: list[QueueReport]
-    """Queues and durable subscriptions, in the requested order."""
-    next: str | None
-    """Cursor, to be `after` in the next request; null if no queue is left."""
-    sums: QueueSums
-    """Sums of all that the request selects."""
-
-
 class MessageCounts(msgspec.Struct):
-    """Numbers of messages since the broker has started, in all queues, also in those that were removed since."""
+    """Numbers of messages since the broker has started."""
 
     accepted: int = 0
     """Number of messages that came into a queue. A message counts once for each queue that gets a copy."""
@@ -115,6 +70,35 @@ class MessageCounts(msgspec.Struct):
     """Number of messages that a request has moved or re-driven."""
     purged: int = 0
     """Number of messages that a request has removed."""
+
+
+class QueueSums(MessageCounts, kw_only=True):
+    """Sums of all queues and durable subscriptions that the user may see and `name` selects, whatever `limit` and
+    `after` are. The counts are those of QueueReport; queues that were removed are not in them."""
+
+    queues: int = 0
+    """Number of these queues and durable subscriptions."""
+    waiting: int = 0
+    """Number of messages that wait."""
+    held: int = 0
+    """Number of messages that consumers hold."""
+    scheduled: int = 0
+    """Number of scheduled sends to one of these queues alone."""
+    oldest_s: float | None = None
+    """Largest `oldest_s` of these queues; null if none has one."""
+    rate: float = 0.0
+    """Messages acknowledged in a second."""
+
+
+class QueuesReport(msgspec.Struct):
+    """Answer to a request `queues` with a body."""
+
+    queues: list[QueueReport]
+    """Queues and durable subscriptions, in the requested order."""
+    next: str | None
+    """Cursor, to be `after` in the next request; null if no queue is left."""
+    sums: QueueSums
+    """Sums of all that the request selects."""
 
 
 class CommitsReport(msgspec.Struct):
@@ -286,27 +270,28 @@ class StatusReport(msgspec.Struct):
     """Messages in queues that end with their connections."""
     codec: str
     """Language of the codec's inner loops: `C`, or `Python` if the module in C is not installed or switched off."""
-    version: str = ""
+    version: str
     """Version of truenext that runs the broker."""
-    uptime_s: float = 0.0
+    uptime_s: float
     """Seconds since the broker has started."""
-    connections: int = 0
+    connections: int
     """Number of open connections of clients, this one included."""
-    held: int = 0
+    held: int
     """Number of messages of queues and durable subscriptions that consumers hold."""
-    oldest_s: float | None = None
+    oldest_s: float | None
     """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)); null if nothing waits."""
-    rate: float = 0.0
+    rate: float
     """Messages of queues and durable subscriptions acknowledged in a second, on average over the last seconds."""
-    counts: MessageCounts = MessageCounts()
-    """Numbers of messages of queues and durable subscriptions since the broker's start."""
-    temporary_counts: MessageCounts = MessageCounts()
-    """Numbers of messages of temporary queues, and of subscriptions that are not durable, since the broker's start."""
-    commits: CommitsReport = CommitsReport(0, 0, 0.0)
+    counts: MessageCounts
+    """Numbers of messages of queues and durable subscriptions since the broker's start, also of those that were removed
+    meanwhile."""
+    temporary_counts: MessageCounts
+    """The same of temporary queues, and of subscriptions that are not durable."""
+    commits: CommitsReport
     """Batches made durable since the broker's start."""
-    journal: JournalReport | None = None
+    journal: JournalReport | None
     """Journal; null if the broker keeps messages in memory alone."""
-    history: HistoryReport | None = None
+    history: HistoryReport | None
     """History; null if the broker keeps none."""
     log: LogReport | UnsetType = UNSET
     """Log of the broker. The field is missing if the broker's messages are not in PostgreSQL."""
