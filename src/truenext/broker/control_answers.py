@@ -115,17 +115,15 @@ class CommitsReport(msgspec.Struct):
 class JournalReport(msgspec.Struct):
     """Journal of the broker's folder."""
 
-    bytes: int
-    """Bytes of its segments that the checkpoint does not have yet."""
     segments: int
-    """Number of these segments."""
+    """Number of its segments."""
+    bytes: int
+    """Bytes of its segments, unused bytes included."""
 
 
 class HistoryReport(msgspec.Struct):
     """History of the broker."""
 
-    events: int
-    """Number of the last event that was passed to the files."""
     bytes: int
     """Bytes of events since the broker's start."""
 

@@ -23,6 +23,7 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork
+from truenext.broker.queues_request import MaySee
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -30,9 +31,6 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
-
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
 
 
 class ControlCommands:
@@ -47,6 +45,7 @@ class ControlCommands:
         *,
         query_context: Callable[[MaySee, bytes], control.QueryContext],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
         """`time` returns seconds of a clock that does not jump."""
         self._engine = engine
@@ -55,9 +54,10 @@ class ControlCommands:
         self._drain = broker_drain
         self._query_context = query_context
         self._schedule_turn = schedule_turn
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
@@ -95,6 +95,13 @@ class ControlCommands:
             body = control.check_query(request)
             user = self._users.user_of(session)
             self.requests.add(session, request, about=None if user is None or user.is_monitor else session, body=body)
+
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
 
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
