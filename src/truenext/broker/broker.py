@@ -28,6 +28,7 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
+from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control import QueryContext, Vitals, own_address
 from truenext.broker.control_answers import CommitsReport, HistoryReport
 from truenext.broker.control_commands import ControlCommands
@@ -50,7 +51,7 @@ from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
-from truenext.errors import ConfigurationError, StoreError, TruenextError
+from truenext.errors import Code, ConfigurationError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
@@ -83,6 +84,7 @@ class Broker:
         users: Users | None = None,
         log: Log | None = None,
         backups: Backups | None = None,
+        policy_source: Callable[[str, str], str] = lambda *_: "default",
     ) -> None:
         """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a monotonic clock. `write_time` is an
         earlier estimate for this disk. Without `users` every client may do everything. `log` is the log of which the
@@ -115,6 +117,8 @@ class Broker:
         """True once `failure` is set. A flag is quicker to read than a future; it is read several times a message."""
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
+        self.policy_source = policy_source
+        """Returns what sets a setting of a queue's policy, by the names of queue and setting."""
         self.end: Callable[[], object] = lambda: None
         """Ends the broker cleanly. The code that starts a broker replaces this function."""
         self.heir: str | None = None
@@ -165,6 +169,7 @@ class Broker:
             loop,
             has_pending_answer=lambda session: self.control.requests.pending_count(session) > 0,
         )
+        self.connections = ConnectionList(self._peers, user_name_of=self.users.name_of, is_open=self.ends.is_open)
         self.drain = Drain(engine, self.ends.partially_sent_entries, self._name_of)
         self.control = self._make_control_commands()
         self._execution = self._make_execution()
@@ -189,6 +194,9 @@ class Broker:
                 self.hand_over,
                 self._vitals,
             ),
+            connections=self.connections,
+            close_connection=self._close_connection,
+            policy_source=lambda queue, setting: self.policy_source(queue, setting),
             schedule_turn=self._schedule_turn,
             when_heads_known=UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).when_read,
         )
@@ -211,11 +219,15 @@ class Broker:
             self.ends,
             self.control,
             self.drain,
+            self.connections,
             self.warnings,
             begin_read=self._begin_read,
             on_failed=self._on_failed,
             monotonic_ns=self._monotonic_ns,
         )
+
+    def _close_connection(self, session: ConnectionState, reason: str) -> None:
+        self.ends.soon(session, partial(self._peers[session].end_exempt, reason, Code.CLOSED))
 
     def _name_of(self, queue: Queue) -> tuple[str, str]:
         """Return the name of a queue as its clients write it, and the address of the client that owns the queue; "" if
@@ -261,6 +273,7 @@ class Broker:
         self._peers.pop(session, None)
         self._execution.remove(session)
         self.control.remove(session)
+        self.connections.remove(session)
         self.capacity.remove(session)
         self.users.remove(session)
 

@@ -67,12 +67,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientInfo(NamedTuple):
-    """Address and client id of a connection, for the answer to `status`."""
+    """What answers to control requests say of a connection and its client."""
 
     address: str
     """Address of the client's socket."""
     client_id: str
     """Value of `client-id` on the client's CONNECT; "" if none."""
+    protocol: str = "STOMP"
+    """Name of the connection's protocol."""
+    tls: str | None = None
+    """Version of TLS; None if the connection is not encrypted."""
 
 
 class Vitals(NamedTuple):
@@ -111,7 +115,7 @@ def check_verb(verb: str) -> None:
     """
     if verb not in QUERIES:
         others = [each.VERB for each in (backup_request, connection_request, drain, failover_request, producer_request)]
-        known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS]
+        known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS, *OTHER_VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
@@ -290,12 +294,12 @@ class _TemporaryTotals:
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
             if destination.session in sessions:
-                address, client_id = context.client_info(sessions[destination.session])
+                info = context.client_info(sessions[destination.session])
                 rows.append(
                     TemporaryQueueReport(
                         destination=own_address(destination),
-                        client=address,
-                        client_id=client_id,
+                        client=info.address,
+                        client_id=info.client_id,
                         waiting=waiting,
                         unacknowledged=held,
                         bytes=size,
@@ -328,6 +332,9 @@ def _resume(engine: Engine, queue: str) -> QueueChange:
 
 QUEUE_CHANGES: dict[str, Callable[[Engine, str], QueueChange]] = {"pause": _pause, "resume": _resume}
 """Functions that change a queue and return the answer, by verb."""
+
+OTHER_VERBS = ("close", "connections", "consumers", "policy", "security")
+"""Verbs of connection_list.py, queue_details.py and security_log.py."""
 
 QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "queues": _queues,

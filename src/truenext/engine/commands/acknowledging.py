@@ -55,6 +55,7 @@ class Acknowledging:
             self._commit_state.touched_queues[queue] = None
         else:
             self._touch(consumer)
+        consumer.last_settled_us = self._commit_state.now_us
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
         if consumer.has_express:
@@ -116,6 +117,7 @@ class Acknowledging:
         if run.executed:
             queue.counts.acknowledged += run.executed
             self._commit_state.touched_queues[queue] = None
+            consumer.last_settled_us = self._commit_state.now_us
             if is_stored:
                 session.last_batch = self._commit_state.batch.number
             if consumer.auto_window is not None:
@@ -138,6 +140,7 @@ class Acknowledging:
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
         self._touch(consumer)
+        consumer.last_settled_us = self._commit_state.now_us
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
         covered = consumer.covered_sequences(nack.sequence)
@@ -181,6 +184,7 @@ class Acknowledging:
         """Take these messages from their consumers, for the COMMIT that acknowledges them."""
         for consumer in dict.fromkeys(consumer for consumer, _ in kept):
             self._touch(consumer)
+            consumer.last_settled_us = self._commit_state.now_us
         return [consumer.held.pop(sequence) for consumer, sequence in kept]
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
@@ -231,6 +235,7 @@ class Acknowledging:
 
     def acknowledge_all(self, consumer: BrokerConsumer) -> None:
         """Acknowledge all messages that the consumer holds."""
+        consumer.last_settled_us = self._commit_state.now_us
         held = consumer.held
         if consumer.queue is not None:
             consumer.queue.counts.acknowledged += len(held)

@@ -66,6 +66,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         "is_exclusive",
         "last_ack_number",
         "last_dispatch_number",
+        "last_settled_us",
         "mode",
         "number",
         "priority",
@@ -113,6 +114,9 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
         """Value of `express_ack_count` at the last acknowledgement by this consumer. Counted if `has_express`."""
+        self.last_settled_us = 0
+        """Time of the last ACK or NACK, in microseconds of the monotonic clock; in auto mode, when the socket had last
+        taken all messages. 0 if there was none."""
         self._express_state = (-1, 0, 0)
         """Number of held messages, window and last dispatch number for which `_express_granted` and `_express_refused`
         are valid."""

@@ -37,7 +37,7 @@ from truenext.model.destination import (
 )
 from truenext.model.failure_headers import FAILURE_HEADERS, ON_FAILURE, REPORT_ID, REPORT_TO, failure_destinations
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
-from truenext.model.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
+from truenext.model.limits import CONTROL_REQUEST_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.model.message import SentMessage
 from truenext.model.numerals import are_digits
 from truenext.model.order import PRIORITY_DEFAULT, clamp_priority
@@ -245,6 +245,11 @@ class FrameInterpreter:
         if reply_to.kind is not DestinationKind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
                 "reply-to of a control request must be a /temp-queue/ of the same connection", Code.CONTROL_REQUEST
+            )
+        if len(frame.body) > CONTROL_REQUEST_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"{destination.name}: the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes",
+                Code.CONTROL_REQUEST,
             )
         return ControlRequest(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
