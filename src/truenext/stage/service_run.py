@@ -18,11 +18,12 @@ from truenext.client.password_file import absolute_paths
 from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
+from truenext.model.service_health import ServiceState, ServiceStatus
 from truenext.model.url import parse_url
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
+from truenext.stage.core.health import DATABASE_AVAILABLE
 from truenext.stage.events import StageEvents
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator

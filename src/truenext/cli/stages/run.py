@@ -44,8 +44,9 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.model.service_health import ServiceHealth
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
-from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
