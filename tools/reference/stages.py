@@ -17,6 +17,7 @@ from tools.reference.members import (
     table_of,
     text_below,
 )
+from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage import (
     Depends,
     Endpoint,
@@ -40,7 +41,6 @@ from truenext.stage.core.errors import (
     NotDecoded,
     Reject,
 )
-from truenext.stage.core.health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors import interceptor
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, MessageToSend
@@ -120,7 +120,7 @@ def _sections() -> Iterator[str]:
     yield from _methods(Definition, "Service")
     yield from _methods(Service, "Service")
     yield "## ServiceHealth"
-    yield "It is in `truenext.stage.core.health`, as are the classes below it."
+    yield "It is in `truenext.model.service_health`, as are the classes below it."
     yield from _class_text(ServiceHealth)
     for status in (ServiceStatus, PoolStatus, StageStatus):
         yield f"### {status.__name__}"
