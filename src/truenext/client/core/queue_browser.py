@@ -136,7 +136,12 @@ class PageOptions(NamedTuple):
     """Bytes of bodies with which the page ends."""
 
     def headers(self) -> dict[str, str]:
-        headers = {"destination": self.destination, "browser": "true", "ack": "auto", "truenext-count": str(self.count_max)}
+        headers = {
+            "destination": self.destination,
+            "browser": "true",
+            "ack": "auto",
+            "truenext-count": str(self.count_max),
+        }
         if self.selector is not None:
             headers["selector"] = self.selector
         if self.after is not None:
