@@ -15,6 +15,11 @@
     return `${+value.toPrecision(3)}`;
   }
 
+  // All times of the console are in UTC.
+  function clock(seconds) {
+    return new Date(seconds * 1000).toISOString().slice(11, seconds % 60 ? 19 : 16);
+  }
+
   function draw(element) {
     const { at, series } = JSON.parse(element.dataset.chart);
     const data = [at, ...Object.values(series)];
@@ -32,7 +37,7 @@
         legend: { show: false },
         cursor: { y: false, drag: { setScale: false } },
         scales: { y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 1, 1)] } },
-        axes: [{ ...axis, size: 24 }, { ...axis, size: 44, values: (_, ticks) => ticks.map(shorten) }],
+        axes: [{ ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 44, values: (_, ticks) => ticks.map(shorten) }],
         series: [
           {},
           ...Object.keys(series).map((name, index) => ({
@@ -86,7 +91,11 @@
     showLive(false, `not live since ${new Date().toLocaleTimeString()}`);
     if (event.detail.status === 401) location.reload();
   });
+  document.addEventListener("failed", (event) => showLive(false, event.detail.data));
   document.addEventListener("login", () => location.reload());
+  document.addEventListener("htmx:sse:after:message", (event) => {
+    if (!event.detail.message.event) showLive(true, "live");
+  });
 
   document.addEventListener("change", (event) => {
     const box = event.target;
