@@ -65,6 +65,7 @@ class Code(StrEnum):
     TOO_SLOW = "too-slow"
     BUSY = "busy"
     FORBIDDEN = "forbidden"
+    CLOSED = "closed"
 
 
 class RemoteProtocolError(TruenextError):

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from truenext.broker import backup_request, connection_request, drain, failover_request, producer_request
+from truenext.broker import (
+    backup_request,
+    connection_list,
+    connection_request,
+    drain,
+    failover_request,
+    producer_request,
+    queue_details,
+    security_log,
+)
 from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
@@ -281,7 +290,14 @@ def _check_producer_request(user: User, request: ControlRequest) -> None:
     _require_producers(user)
 
 
-def _check_status(user: User, request: ControlRequest) -> None:
+def _check_details(user: User, request: ControlRequest) -> None:
+    """Require any right on the queue, or the right monitor. The answer shows who else consumes only with the latter."""
+    name = decode_client_json(request.verb, request.body, QueueRequest).queue
+    if not user.is_monitor and not any(user.may(right, _named_by_queue(name)) for right in Right):
+        _require_on_queue(user, Right.BROWSE, name)
+
+
+def _require_monitor(user: User, request: ControlRequest) -> None:
     if not user.is_monitor:
         raise ForbiddenError(user, f"request {request.verb!r}: this needs the right monitor")
 
@@ -298,8 +314,9 @@ def _check_queue_change(user: User, request: ControlRequest) -> None:
 
 def _check_bulk(user: User, request: ControlRequest) -> None:
     bulk_request = decode_client_json(request.verb, request.body, bulk.VERBS[request.verb])
-    rights = [Right.BROWSE] if request.verb == "scheduled" else [Right.MANAGE]
-    if bulk_request.selector is not None and Right.BROWSE not in rights:
+    rights = [Right.BROWSE] if request.verb in ("scheduled", "dead-letters") else [Right.MANAGE]
+    is_chosen = bulk_request.selector is not None or bulk.group_of(bulk_request) is not None
+    if is_chosen and Right.BROWSE not in rights:
         # The number of matching messages tells what they contain.
         rights.append(Right.BROWSE)
     for right in rights:
@@ -328,7 +345,7 @@ def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
 
 VERB_CHECKS: dict[str, VerbCheck] = {
     "queues": _allow_verb,
-    "status": _check_status,
+    "status": _require_monitor,
     "reload": _require_admin,
     failover_request.VERB: _require_admin,
     backup_request.VERB: _require_admin,
@@ -336,6 +353,10 @@ VERB_CHECKS: dict[str, VerbCheck] = {
     "pause": _check_queue_change,
     "resume": _check_queue_change,
     **dict.fromkeys(bulk.VERBS, _check_bulk),
+    **dict.fromkeys((queue_details.CONSUMERS_VERB, queue_details.POLICY_VERB), _check_details),
+    connection_list.LIST_VERB: _require_monitor,
+    connection_list.CLOSE_VERB: _require_admin,
+    security_log.VERB: _require_admin,
     producer_request.VERB: _check_producer_request,
     connection_request.VERB: _allow_verb,
 }
@@ -350,10 +371,14 @@ def may_see(user: User, queue: Queue) -> bool:
     return any(user.may(right, named) for right in Right)
 
 
-def queue_of(request: ControlRequest) -> str:
-    """Return the name of the queue in the body of a control request that was executed; "" if the body names none."""
+def target_of(request: ControlRequest) -> dict[str, str]:
+    """Return what the body of a control request that was executed names: the queue, or the connection; the queue "" if
+    it names none."""
     if request.verb in bulk.VERBS:
-        return decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue
-    if request.verb in QUEUE_CHANGES:
-        return decode_client_json(request.verb, request.body, QueueRequest).queue
-    return ""
+        return {"queue": decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue}
+    if request.verb in (*QUEUE_CHANGES, queue_details.CONSUMERS_VERB, queue_details.POLICY_VERB):
+        return {"queue": decode_client_json(request.verb, request.body, QueueRequest).queue}
+    if request.verb == connection_list.CLOSE_VERB:
+        body = decode_client_json(request.verb, request.body, connection_list.CloseRequest)
+        return {"connection": body.connection}
+    return {"queue": ""}

@@ -2,8 +2,10 @@
 
 bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
-producer, failover, backup   answered at once
-connection, drain, queries   answered later, as the answer may take long to make: control_requests.py
+producer, failover, backup, close, policy, security
+                             answered at once
+connection, drain, connections, consumers, queries
+                             answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
@@ -12,27 +14,29 @@ from functools import partial
 from truenext.broker import (
     access,
     backup_request,
+    connection_list,
     connection_request,
     control,
     drain,
     failover_request,
     producer_request,
+    queue_details,
+    security_log,
 )
 from truenext.broker.backups import Backups
+from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork
+from truenext.broker.queues_request import MaySee
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
-from truenext.model.commands import ControlRequest
-
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
+from truenext.model.commands import ControlRequest, decode_client_json
 
 
 class ControlCommands:
@@ -45,20 +49,37 @@ class ControlCommands:
         time: Callable[[], float],
         backups: Backups,
         *,
-        query_context: Callable[[MaySee], control.QueryContext],
+        query_context: Callable[[MaySee, bytes], control.QueryContext],
+        connections: ConnectionList,
+        close_connection: Callable[[ConnectionState, str], None],
+        policy_source: Callable[[str, str], str],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
-        """`time` returns seconds of a clock that does not jump."""
+        """`time` returns seconds of a clock that does not jump. `close_connection` ends a connection for a reason,
+        without an attempt. `policy_source` is as for `report_policy`."""
         self._engine = engine
         self._users = users
         self._backups = backups
         self._drain = broker_drain
         self._query_context = query_context
+        self._connections = connections
+        self._close_connection = close_connection
+        self._policy_source = policy_source
         self._schedule_turn = schedule_turn
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
+        self._inspections: dict[str, Callable[[ConnectionState, ControlRequest], None]] = {
+            connection_list.CLOSE_VERB: self._close,
+            connection_list.LIST_VERB: self._report_connections,
+            queue_details.CONSUMERS_VERB: self._report_consumers,
+            queue_details.POLICY_VERB: self._report_policy,
+            security_log.VERB: self._report_security,
+        }
+        """Functions that execute requests for queues, connections and the security log, by verb."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
         """Execute a control request, or begin its execution.
@@ -68,35 +89,78 @@ class ControlCommands:
         engine = self._engine
         engine.commands.administering.expect_reply(request.reply_to)
         self.only.note_activity(session)
-        now_ms = engine.state.commit_state.now_ms
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
             engine.tasks.bulk.add(session, request)
         elif request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(engine, request.verb, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
+            self._reply(request, changed)
         elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
+            report = failover_request.begin_failover(self._query_context(None, b"").hand_over, request.body)
+            self._reply(request, report)
         elif request.verb == backup_request.VERB:
             report = backup_request.run_backup_request(self._backups, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
+            self._reply(request, report)
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))
             )
-            engine.commands.administering.reply(control.make_reply_message(request, known, now_ms), batch)
+            self._reply(request, known, batch)
+        elif request.verb in self._inspections:
+            self._inspections[request.verb](session, request)
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
-            control.check_verb(request.verb)
-            user = self._users.user_of(session)
-            self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
+            body = control.check_query(request)
+            about = None if self._shows_all(session) else session
+            self.requests.add(session, request, about=about, body=body)
+        self._users.note_control_request(session, request)
 
-    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+    def _shows_all(self, session: ConnectionState) -> bool:
+        """Return whether answers show everything to a client: it has the right `monitor`, or the broker no users."""
+        user = self._users.user_of(session)
+        return user is None or user.is_monitor
+
+    # ---- Consumers, policies and connections ----
+
+    def _report_consumers(self, session: ConnectionState, request: ControlRequest) -> None:
+        queue = self._require_queue(request)
+        identify = partial(self._connections.identify, client=session, shows_all=self._shows_all(session))
+        self.requests.add_own(session, request, queue_details.report_consumers(self._engine, queue, identify))
+
+    def _report_policy(self, session: ConnectionState, request: ControlRequest) -> None:
+        self._reply(request, queue_details.report_policy(self._require_queue(request), self._policy_source))
+
+    def _require_queue(self, request: ControlRequest) -> Queue:
+        body = decode_client_json(request.verb, request.body, control.QueueRequest)
+        return self._engine.queues.require_permanent(body.queue)
+
+    def _report_connections(self, session: ConnectionState, request: ControlRequest) -> None:
+        body = connection_list.parse_connections_request(request.body)
+        self.requests.add_own(session, request, self._connections.report(body))
+
+    def _close(self, session: ConnectionState, request: ControlRequest) -> None:
+        self._reply(request, self._connections.close(session, request.body, self._close_connection))
+
+    def _report_security(self, session: ConnectionState, request: ControlRequest) -> None:
+        self._reply(request, self._users.recent_events())
+
+    def _reply(self, request: ControlRequest, body: bytes, batch: int = 0) -> None:
+        """Send an answer, once the batch is durable that `Administering.reply` waits for."""
+        message = control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
+        self._engine.commands.administering.reply(message, batch)
+
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
+
+    def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
         if name == connection_request.VERB:
@@ -106,14 +170,12 @@ class ControlCommands:
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[name](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see, body))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""
         self.only.note_activity(session)
-        self._engine.commands.administering.reply(
-            control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
-        )
+        self._reply(request, body)
         self._schedule_turn()
         return self._engine.commands.connecting.is_connected(session)
 

@@ -56,7 +56,7 @@ class Broker:
             *self.urls, user=user, password=password, reconnect=False, timeout=CONNECT_S, **files
         )
         # The password is not kept: whoever ends this connection ends the login.
-        await connection.forget_login()
+        connection.forget_login()
         return connection
 
 
@@ -86,7 +86,7 @@ class Link:
             except Refused as error:
                 raise _meaning(verb, error) from error
         try:
-            return msgspec.json.decode(answer, type=type)  # type: ignore[call-overload, no-any-return]
+            return msgspec.json.decode(answer, type=type)  # type: ignore[no-any-return]
         except msgspec.MsgspecError as error:
             raise OlderBroker(_older(verb)) from error
 
@@ -108,7 +108,7 @@ class Link:
         """
         async with self._opening:
             connection = self._connection
-            if connection is not None and not connection.has_ended:
+            if connection is not None and connection.health().state != "closed":
                 return connection
             if self.user is not None:
                 raise LoggedOut("the broker has ended this login: log in again")

@@ -10,6 +10,7 @@ COMMAND_MODULES = {
     "describe": "stages.describe",
     "grants": "stages.grants",
     "outbox": "stages.outbox",
+    "ps": "stages.ps",
     "rerun": "stages.rerun",
     "run": "stages.run",
     "schema": "stages.schema",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -106,7 +107,7 @@ def connect_options(
 
 
 class BrowseListener(Protocol):
-    """Object that gets the messages of a browser. The browser's connection is used for nothing else."""
+    """Object that gets the messages of a browser."""
 
     def on_message(self, frame: Frame) -> None: ...
 
@@ -163,7 +164,8 @@ class Client:
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report of a problem, by URL and reason."""
         self.reconnect_count = -1
-        self.browse_listener: BrowseListener | None = None
+        self.browse_listeners: dict[str, BrowseListener] = {}
+        """Listeners of the browsers of this connection, by subscription."""
         self.is_read_buffer_full = False
         """True if the driver must not read the socket for now, because a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
@@ -359,8 +361,8 @@ class Client:
             if transaction.link_number == link.number:
                 transaction.mark_rollback_only(cause)
         self.pending_requests.on_connection_lost(cause)
-        if self.browse_listener is not None:
-            self.browse_listener.on_ended(error)
+        for listener in list(self.browse_listeners.values()):
+            listener.on_ended(error)
         self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
@@ -371,6 +373,11 @@ class Client:
                 final_error = ClosedError(_CLOSED_TEXT)
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
+
+    def forget_login(self) -> None:
+        """Drop user and password: the connection stays, and is not opened again once it is lost."""
+        options, names = self.options, replace(self.options.credentials, user=None, password=None, password_file=None)
+        self.options = msgspec.structs.replace(options, credentials=names, reconnects=False)
 
     def fail_permanently(self, error: TruenextError) -> None:
         """End the client with `error`; no more connections are opened."""
@@ -393,8 +400,9 @@ class Client:
         if frame.command == "MESSAGE":
             # If the subscription has ended, the message is ignored: the end of the subscription has released it.
             if not self.subscriptions.on_message(frame):
-                if self.browse_listener is not None:
-                    self.browse_listener.on_message(frame)
+                listener = self.browse_listeners.get(frame.headers.get("subscription", ""))
+                if listener is not None:
+                    listener.on_message(frame)
                 else:
                     self.pending_requests.on_message(frame)
         else:
