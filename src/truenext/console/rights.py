@@ -6,11 +6,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from truenext.console.answers import UserReport
-from truenext.model.destination import SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
+from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
 from truenext.model.grants import Pattern, Right, User, parse_pattern, subscription_topic
 
-SPARK_PREFIX = "Spark."
-"""Beginning of the names of queues of Spark's queries, which only `truenext spark` may change."""
+
 
 
 class Rights:

@@ -76,6 +76,11 @@ class Visit:
         """True if the user may see flows: they tell of all queues."""
         return self.rights.is_monitor
 
+    @property
+    def has_flows(self) -> bool:
+        """True if the console reads events, and the user may see flows."""
+        return self.may_see_flows and bool(self.shared.flows.folders)
+
     def gathering(self) -> QueueGathering:
         """Return the gathering of all that may see the same as this user."""
         return self.shared.gathering(self.login, self.rights, self.is_open)

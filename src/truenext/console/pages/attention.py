@@ -8,7 +8,7 @@ from truenext.console.answers import QueueReport, StatusReport
 from truenext.console.formats import format_bytes, format_count, format_duration, format_plural
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.overview import Attention
-from truenext.model.destination import DEAD_LETTER_PREFIX
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
 from truenext.model.seen_processes import SeenProcess
 
 ATTENTION_MAX = 50
@@ -18,7 +18,7 @@ OLD_S, VERY_OLD_S = 300.0, 3600.0
 NO_CONSUMER_S = 60.0
 """Age of the oldest message of a queue without consumers that is worth attention."""
 OUTBOX_OLD_S = 60.0
-SPARK_PREFIX = "Spark."
+
 
 _DISK_EFFECTS = {
     "little": ("warn", "Connections that only send wait or are refused."),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from truenext.console.answers import QueueReport, Sums
-from truenext.console.pages.attention import SPARK_PREFIX, judge_queue
+from truenext.console.pages.attention import judge_queue
 from truenext.console.pages.links import queue_link
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.queues import QueueRow
-from truenext.model.destination import DEAD_LETTER_PREFIX
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
 
 
 def kind_of(report: QueueReport) -> str:

@@ -12,7 +12,7 @@ from truenext.console.pages.links import address
 from truenext.console.pages.message_rows import message_row
 from truenext.console.pages.queue_rows import queue_row, sum_figures
 from truenext.console.pages.queues import Act, ConsumerRow, MessageList, PolicyRow, QueuePage, Queues
-from truenext.console.pages.spark_queues import spark_command
+from truenext.console.pages.spark_queries import spark_command
 from truenext.console.shared import scope_of
 from truenext.console.views.overview import queue_charts
 from truenext.console.visit import InvalidRequest, NotFound, Visit
