@@ -14,23 +14,29 @@ from truenext.console import formats
 from truenext.console.pages import links
 
 FOLDER = Path(__file__).parent
+WATERFALL_STYLE = FOLDER.parent / "flows" / "waterfall.css"
 
 
 class StaticFiles:
     """Files of the console. Their names have a hash of their content, so that a browser may keep them for ever."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *others: Path) -> None:
+        """Serve the files of a folder, and `others`, which are called by their names alone."""
         self._folder = folder
+        self._others = others
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
         """Path of each file, by its hashed name."""
-        paths = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
-        return {self._hashed(path): path for path in paths}
+        paths = [path for path in sorted(self._folder.rglob("*")) if path.is_file()]
+        return {self._hashed(path): path for path in (*paths, *self._others)}
 
     @cached_property
     def _names(self) -> Mapping[str, str]:
-        return {path.relative_to(self._folder).as_posix(): name for name, path in self.files.items()}
+        return {self._name(path): hashed for hashed, path in self.files.items()}
+
+    def _name(self, path: Path) -> str:
+        return path.name if path in self._others else path.relative_to(self._folder).as_posix()
 
     def _hashed(self, path: Path) -> str:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -50,7 +56,7 @@ TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", 
 
 class Renderer:
     def __init__(self, folder: Path = FOLDER) -> None:
-        self.static = StaticFiles(folder / "static")
+        self.static = StaticFiles(folder / "static", WATERFALL_STYLE)
         self.environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folder / "templates"),
             autoescape=True,
