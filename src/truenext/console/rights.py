@@ -10,8 +10,6 @@ from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX, Destin
 from truenext.model.grants import Pattern, Right, User, parse_pattern, subscription_topic
 
 
-
-
 class Rights:
     """What a user may do. Without users everything is allowed."""
 
@@ -30,6 +28,10 @@ class Rights:
         if queue.startswith(SUBSCRIPTION_PREFIX):
             return self._user.may(right, subscription_topic(queue))
         return self._user.may(right, Pattern(False, tuple(queue.split("."))))
+
+    def may_ask(self, right: Right, pattern: Pattern) -> bool:
+        """Return whether the user has a right on all that a pattern covers."""
+        return self._user is None or self._user.may(right, pattern)
 
     def may_browse(self, queue: str) -> bool:
         return self.may(Right.BROWSE, queue)

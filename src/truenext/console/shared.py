@@ -12,12 +12,13 @@ from truenext.console.gathering import Member, QueueGathering, StageGathering
 from truenext.console.link import Broker
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
+from truenext.flows.model import RecordedFlow
 from truenext.flows.reader import FlowReader
+from truenext.flows.search import find_flows
 
-GATHERINGS_MAX = 20
-"""Largest number of users without the right `monitor` whose queues are gathered."""
 FLOWS_S = 2.0
 """Seconds between two looks at the folders of events."""
+COUNTED_MAX = 1000
 EVERYTHING = "monitor"
 """Name of the gathering of all that see everything; others are called after their user."""
 
@@ -35,6 +36,38 @@ class Flows:
     def start(self) -> None:
         if self.folders:
             self._task = asyncio.create_task(self._run())
+
+    async def find(self, text: str) -> list[RecordedFlow]:
+        """Return the flows with this trace or id, the latest first: those in memory, else those of the files."""
+        async with self._busy:
+            found = self.reader.find(text)
+            if not found and self.folders:
+                # It is older than the flows in memory, or was pushed out.
+                searched = await asyncio.to_thread(find_flows, self.folders, text)
+                found = searched.flows[::-1]
+            return found
+
+    async def list(self, order: str, limit: int) -> list[RecordedFlow]:
+        """Return flows: `given-up`, `failed`, `unended`, `slowest` or `last`."""
+        async with self._busy:
+            reader = self.reader
+            lists = {
+                "given-up": reader.given_up,
+                "failed": reader.failed,
+                "unended": reader.unended,
+                "slowest": reader.slowest,
+                "last": reader.latest,
+            }
+            return lists[order](limit)
+
+    async def count_given_up(self, since_s: float) -> int:
+        """Return the number of flows that were given up and have started since a time, in seconds since 1970."""
+        return sum(each.started_at >= since_s * 1e6 for each in await self.list("given-up", COUNTED_MAX))
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Sentences about folders and files that cannot be read, or not completely."""
+        return self.reader.problems
 
     async def close(self) -> None:
         if self._task is not None:

@@ -116,9 +116,7 @@ def queue_charts(charts: Charts, scope: str, queue: str, now: float) -> list[Cha
     ]
 
 
-def _chart(
-    charts: Charts, scope: str, queue: str, title: str, unit: str, names: tuple[str, ...], now: float
-) -> Chart:
+def _chart(charts: Charts, scope: str, queue: str, title: str, unit: str, names: tuple[str, ...], now: float) -> Chart:
     at, series = charts.read([(scope, queue, name) for name in names], now)
     first = next((index for index, values in enumerate(zip(*series, strict=True)) if _is_any_known(values)), len(at))
     rounded = [[None if value is None else float(f"{value:.4g}") for value in each[first:]] for each in series]

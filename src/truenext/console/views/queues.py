@@ -8,7 +8,7 @@ import time
 from truenext.client.core.message import Content
 from truenext.console.answers import ConsumerReport, PolicyReport, QueueList, QueueReport
 from truenext.console.gathering import note_queue
-from truenext.console.pages.links import address
+from truenext.console.pages.links import address, group_address
 from truenext.console.pages.message_rows import message_row
 from truenext.console.pages.queue_rows import queue_row, sum_figures
 from truenext.console.pages.queues import Act, ConsumerRow, MessageList, PolicyRow, QueuePage, Queues
@@ -17,6 +17,7 @@ from truenext.console.shared import scope_of
 from truenext.console.views.overview import queue_charts
 from truenext.console.visit import InvalidRequest, NotFound, Visit
 from truenext.errors import Code, Refused
+from truenext.model.dead_letters import GroupKey
 from truenext.model.destination import DEAD_LETTER_PREFIX, DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX
 
 ROWS = 100
@@ -81,16 +82,21 @@ async def ask_queue(visit: Visit, name: str) -> QueueReport:
     return answer.queues[0]
 
 
-def queue_acts(visit: Visit, report: QueueReport, **selection: object) -> list[Act]:
-    """Return what the user may do with all messages of a queue, or with those that `selection` chooses."""
-    name, rights = report.name, visit.rights
-    if not rights.may_act(name):
+def queue_acts(visit: Visit, report: QueueReport) -> list[Act]:
+    """Return what the user may do with a queue."""
+    acts = message_acts(visit, report.name)
+    return [Act("resume" if report.paused else "pause", ""), *acts] if acts else []
+
+
+def message_acts(visit: Visit, queue: str, *, group: GroupKey | None = None, **selection: object) -> list[Act]:
+    """Return what the user may do with all messages of a queue, or with those that `group` and `selection` choose."""
+    if not visit.rights.may_act(queue):
         return []
-    verbs = ["redrive"] if name.startswith(DEAD_LETTER_PREFIX) else []
-    verbs += ["move", "purge"]
-    acts = [Act(verb, address("/action", verb=verb, queue=name, **selection)) for verb in verbs]
-    if not selection:
-        acts.insert(0, Act("resume" if report.paused else "pause", ""))
+    acts = []
+    for verb in ("redrive", "move", "purge") if queue.startswith(DEAD_LETTER_PREFIX) else ("move", "purge"):
+        parameters = {"verb": verb, "queue": queue, **selection}
+        link = address("/action", **parameters) if group is None else group_address("/action", group, **parameters)
+        acts.append(Act(verb, link))
     return acts
 
 
