@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from truenext.client.core.credentials import NO_CREDENTIALS
 from truenext.console.app import PAGES, Console, make_app
 from truenext.console.doors import Address
 from truenext.console.link import Broker, Link
@@ -22,6 +23,7 @@ from truenext.console.pages.overview import Attention, Chart, Figure
 from truenext.console.pages.queues import Act
 from truenext.console.rendering import Renderer
 from truenext.console.rights import Rights
+from truenext.console.shared import Shared
 from truenext.console.visit import Visit
 
 EVIL = "<img src=x onerror=alert(1)>\"'`{{7*7}}"
@@ -521,7 +523,8 @@ class SampleLink(Link):
 
 
 def sample_console(address: Address) -> Console:
-    console = Console(Broker((), ()), address, has_users=False, renderer=Renderer(), settings={})  # type: ignore[arg-type]
+    shared = Shared(Broker((), NO_CREDENTIALS), (), {})
+    console = Console(shared, address, has_users=False, renderer=Renderer())
     console._shared_link = SampleLink(console.broker, None, None)
     return console
 

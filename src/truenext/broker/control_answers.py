@@ -49,6 +49,8 @@ class QueueReport(msgspec.Struct):
     waits for its next try while others are dispatched is left out."""
     rate: float = 0.0
     """Messages acknowledged in a second, on average over the last seconds."""
+    lanes: dict[str, int] | UnsetType = UNSET
+    """Number of messages that wait, by priority, those with the field `names` in the request; otherwise missing."""
 
 
 class MessageCounts(msgspec.Struct):

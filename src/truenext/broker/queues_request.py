@@ -25,6 +25,8 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import decode_client_json
+from truenext.model.limits import QUEUE_NAMES_MAX
+from truenext.model.order import PRIORITY_MAX
 from truenext.model.pattern import fault_of_pattern, is_pattern, matches
 
 VERB = "queues"
@@ -76,6 +78,8 @@ class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str = ""
     """Part of the names of the queues to report, upper and lower case alike, or a pattern of names, with `*` and `>`;
     empty for all."""
+    names: Annotated[tuple[str, ...], msgspec.Meta(max_length=QUEUE_NAMES_MAX)] | None = None
+    """Whole names of the queues to report; null for all. Names without a queue are left out."""
     order: QueueOrder = QueueOrder.NAME
     """Order of the queues."""
     limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -208,7 +212,9 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     place_of, after = _PLACES[request.order], _parse_cursor(request.after)
     is_selected = _selector_of(request.name) if request.name else None
     kept = None if request.limit is None else request.limit + 1
-    for queues in chunks(list(engine.queues.by_name.values())):
+    by_name = engine.queues.by_name
+    named = by_name if request.names is None else dict.fromkeys(name for name in request.names if name in by_name)
+    for queues in chunks([by_name[name] for name in named]):
         for queue in queues:
             if queue.is_temporary or not (is_selected is None or is_selected(queue.name)):
                 continue
@@ -228,7 +234,7 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
         yield
     places.append(sorted(unsorted)[:kept])
     yield
-    rows = _Rows(engine, held, selected)
+    rows = _Rows(engine, held, selected, has_lanes=request.names is not None)
     in_order = merge(*places)
     yield from rows.write(in_order if request.limit is None else islice(in_order, request.limit))
     if not body:
@@ -266,10 +272,11 @@ class _Rows:
     """Rows of an answer. They are encoded one by one, while queues of finished rows are freed: a copy of all would take
     too long for one step."""
 
-    def __init__(self, engine: Engine, held: Counter[Queue], queues: dict[str, Queue]) -> None:
+    def __init__(self, engine: Engine, held: Counter[Queue], queues: dict[str, Queue], *, has_lanes: bool) -> None:
         self._engine = engine
         self._held = held
         self._queues = queues
+        self._has_lanes = has_lanes
         self._rows = BytesIO()
         self.last: Place | None = None
         """Place of the last row."""
@@ -312,4 +319,9 @@ class _Rows:
             purged=counts.purged,
             oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
             rate=queue.rate,
+            lanes=_waiting_by_priority(queue) if self._has_lanes else msgspec.UNSET,
         )
+
+
+def _waiting_by_priority(queue: Queue) -> dict[str, int]:
+    return {str(PRIORITY_MAX - lane.rank): count for lane in queue.lanes if (count := len(lane))}

@@ -11,6 +11,7 @@ COMMAND_MODULES = {
     "browse": "messages",
     "completion": "completion",
     "config": "config",
+    "console": "console",
     "drain": "drain",
     "failover": "failover",
     "history": "history",

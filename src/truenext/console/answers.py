@@ -4,9 +4,9 @@ Unknown fields are ignored, and fields of newer brokers have defaults. So a brok
 shown, too.
 """
 
-from typing import Any
-
 import msgspec
+
+from truenext.model.dead_letters import DeadLetterGroup
 
 
 class QueueReport(msgspec.Struct, frozen=True):
@@ -28,15 +28,33 @@ class QueueReport(msgspec.Struct, frozen=True):
     """Age in seconds of the oldest message that waits; None if none waits."""
     rate: float = 0.0
     """Number of messages acknowledged in a second, of the last seconds."""
+    lanes: dict[str, int] = {}
+    """Number of messages that wait, by priority; empty unless the request names the queue."""
 
 
-class QueueList(msgspec.Struct, frozen=True):
+class Sums(msgspec.Struct, frozen=True):
+    """Sums of the queues that a request selects."""
+
+    queues: int = 0
+    waiting: int = 0
+    held: int = 0
+    scheduled: int = 0
+    accepted: int = 0
+    acknowledged: int = 0
+    returned: int = 0
+    expired: int = 0
+    dead_lettered: dict[str, int] = {}
+    oldest_s: float | None = None
+    rate: float = 0.0
+
+
+class QueueList(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to `queues` with a body: a part of the queues, and sums of all that the user may see."""
 
     queues: list[QueueReport] = []
-    next: Any = None
+    next: str | None = None
     """Cursor for `after` of the next request; None at the end."""
-    sums: dict[str, Any] = {}
+    sums: Sums
 
 
 class UserReport(msgspec.Struct, frozen=True):
@@ -61,22 +79,31 @@ class ConnectionReport(msgspec.Struct, frozen=True):
 
 class ConsumerReport(msgspec.Struct, frozen=True):
     id: str = ""
-    connection: str | None = None
+    connection: str = ""
     address: str | None = None
+    """Address of the client; None if the user may not see it."""
     user: str | None = None
     client_id: str | None = None
+    destination: str = ""
+    selector: str | None = None
+    ack: str = ""
     window: int | None = None
+    suspended: bool = False
     held: int = 0
     last_acknowledgement_s: float | None = None
-    selector: str | None = None
 
 
 class Setting(msgspec.Struct, frozen=True):
     """One setting of a queue's policy."""
 
-    value: Any = None
+    value: float | str | None = None
     source: str = ""
-    """Origin of the value: the default, a pattern of the configuration file, or a consumer."""
+    """Origin of the value: a table of the configuration file, `command line` or `default`."""
+
+
+class PolicyReport(msgspec.Struct, frozen=True):
+    queue: str = ""
+    settings: dict[str, Setting] = {}
 
 
 class ClientReport(msgspec.Struct, frozen=True):
@@ -84,9 +111,10 @@ class ClientReport(msgspec.Struct, frozen=True):
 
     connection: str
     address: str = ""
-    user: str | None = None
-    tls: bool = False
-    client_id: str | None = None
+    user: str = ""
+    tls: str | None = None
+    """Version of TLS; None without TLS."""
+    client_id: str = ""
     since: int = 0
     """Time of the login, in milliseconds since 1970."""
     protocol: str = ""
@@ -94,31 +122,15 @@ class ClientReport(msgspec.Struct, frozen=True):
     held: int = 0
 
 
-class ClientList(msgspec.Struct, frozen=True):
-    connections: list[ClientReport] = []
-    next: Any = None
-
-
-class DeadLetterGroup(msgspec.Struct, frozen=True):
-    """Dead letters with the same original queue, reason and first line of the last cause."""
-
-    origin: str = ""
-    reason: str = ""
-    cause: str = ""
-    count: int = 0
-    first: int | None = None
-    """Time of the first dead letter, in milliseconds since 1970."""
-    last: int | None = None
-    sequences: list[int] = []
-
-
 class SecurityEvent(msgspec.Struct, frozen=True):
     at: int = 0
     """Time in milliseconds since 1970."""
     event: str = ""
-    user: str | None = None
+    user: str = ""
     address: str = ""
     text: str = ""
+    count: int = 1
+    """Number of equal events."""
 
 
 class ScheduledSend(msgspec.Struct, frozen=True):
@@ -149,16 +161,56 @@ class BulkAnswer(msgspec.Struct, frozen=True):
     ended: dict[str, int] = {}
     error: str = ""
     sends: list[ScheduledSend] = []
+    groups: list[DeadLetterGroup] = []
 
 
-class StageProcess(msgspec.Struct, frozen=True):
-    """Answer of one process of a service of stages."""
+class Stuck(msgspec.Struct, frozen=True):
+    """Queue in which nothing is dispatched, although a message is ready: a fault of the broker."""
 
-    service: str = ""
+    queue: str
+    waiting_ms: int = 0
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Numbers of messages since the broker's start."""
+
+    accepted: int = 0
+    acknowledged: int = 0
+    returned: int = 0
+    expired: int = 0
+    dead_lettered: dict[str, int] = {}
+
+
+class LogReport(msgspec.Struct, frozen=True):
+    """Log in PostgreSQL of a broker."""
+
+    server: str = ""
+    replicated: bool = True
+    awaited: str | None = None
+    """Cause for which nothing is confirmed at the moment; None if there is none."""
+    waiting_since_ms: int | None = None
+
+
+class StatusReport(msgspec.Struct, frozen=True):
+    """Answer to `status`."""
+
+    stuck: list[Stuck] = []
+    ready: bool = True
+    memory: dict[str, int | None] = {}
+    disk_level: str = ""
+    disk_bytes: dict[str, int] = {}
+    queues: int = 0
+    scheduled: int = 0
+    waiting: int = 0
+    codec: str = ""
     version: str = ""
-    instance: str = ""
-    health: dict[str, Any] = {}
-    graph: Any = None
-    metrics: Any = None
-    outbox: Any = None
-    at: int = 0
+    uptime_s: float | None = None
+    connections: int | None = None
+    held: int = 0
+    oldest_s: float | None = None
+    rate: float = 0.0
+    counts: Counts = Counts()
+    commits: dict[str, float] = {}
+    journal: dict[str, int] | None = None
+    history: dict[str, int] | None = None
+    log: LogReport | None = None

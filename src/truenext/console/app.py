@@ -24,12 +24,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from truenext.console import doors, views
 from truenext.console.doors import Address
-from truenext.console.link import Broker, Link, LoggedOut, OlderBroker
+from truenext.console.link import Link, LoggedOut, OlderBroker
 from truenext.console.logins import STREAMS_MAX, Attempts, Login, Logins
 from truenext.console.pages import others
 from truenext.console.pages.links import address
 from truenext.console.rendering import TYPES, Renderer
 from truenext.console.rights import Rights
+from truenext.console.shared import Shared
 from truenext.console.visit import InvalidRequest, NotAllowed, NotFound, Visit
 from truenext.errors import Code, ConnectionLost, Refused, TruenextError
 from truenext.version import VERSION
@@ -94,15 +95,12 @@ ACTIONS: Mapping[str, Callable[[Visit], Awaitable[str]]] = {
 class Console:
     """State of the console: the broker, logins, and what all of them share."""
 
-    def __init__(
-        self, broker: Broker, public: Address, *, has_users: bool, renderer: Renderer, settings: Mapping[str, str]
-    ) -> None:
-        self.broker = broker
+    def __init__(self, shared: Shared, public: Address, *, has_users: bool, renderer: Renderer) -> None:
+        self.shared = shared
+        self.broker = shared.broker
         self.public = public
         self.has_users = has_users
         self.renderer = renderer
-        self.settings = settings
-        """Settings of the console, for the page that shows them."""
         self.key = secrets.token_urlsafe(32)
         """Token of the address that opens a console without users."""
         self.secret = secrets.token_bytes(32)
@@ -154,9 +152,11 @@ class Console:
             await self.log_out(login)
         if self._shared_link is not None:
             await self._shared_link.close()
+        await self.shared.close()
 
     async def visit(self, login: Login, parameters: Parameters) -> Visit:
-        return Visit(self, login, await login.link.rights(), parameters, round(time.time() * 1000))
+        rights = await login.link.rights()
+        return Visit(self.shared, login, rights, parameters, round(time.time() * 1000), self.logins.is_open)
 
     # ---- What templates get ----
 
@@ -537,7 +537,7 @@ def _accepts(request: Request, kind: str) -> bool:
 def _query(request: Request) -> Parameters:
     """Return the parameters of an address. Raises: InvalidRequest if there are too many"""
     try:
-        return parse_qs(request.url.query, max_num_fields=FIELDS_MAX)
+        return parse_qs(request.url.query, keep_blank_values=True, max_num_fields=FIELDS_MAX)
     except ValueError as error:
         raise InvalidRequest(f"the address has more than {FIELDS_MAX:,} parameters: choose fewer messages") from error
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from truenext.client.core.credentials import Credentials
+from truenext.client.core.message import Content
 from truenext.client.tasks.connection import Connection, connect
 from truenext.console.answers import ConnectionReport
 from truenext.console.rights import Rights
@@ -69,6 +70,7 @@ class Link:
         self._connection = connection
         self._opening = asyncio.Lock()
         self._requests = asyncio.Semaphore(REQUESTS_MAX)
+        self._browses = asyncio.Semaphore(2)
         self._rights: tuple[float, Rights] | None = None
 
     async def ask(self, verb: str, body: object, type: Callable[..., T]) -> T:
@@ -89,6 +91,23 @@ class Link:
             return msgspec.json.decode(answer, type=type)  # type: ignore[no-any-return]
         except msgspec.MsgspecError as error:
             raise OlderBroker(_older(verb)) from error
+
+    async def browse(
+        self, destination: str, *, count: int, after: tuple[int, int] | None, selector: str | None, bytes_max: int
+    ) -> tuple[list[Content], bool]:
+        """Return some messages of a queue, as `Connection.browse_page` does.
+
+        Raises: the errors of `ask`
+        """
+        # Bodies of two pages at most are in memory for one login.
+        async with self._browses:
+            connection = await self.connection()
+            try:
+                return await connection.browse_page(
+                    destination, count=count, after=after, selector=selector, bytes_max=bytes_max, timeout=ANSWER_S
+                )
+            except (ClosedError, ConnectionLost) as error:
+                raise self._ended(error) from error
 
     async def rights(self) -> Rights:
         """Return the rights of the user, which may be RIGHTS_S old.

@@ -10,9 +10,9 @@ import hashlib
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any
 
 from truenext.console.link import Link
+from truenext.console.work import Work
 
 LOGINS_MAX = 100
 """Largest number of logins at once. The one that was not used for longest ends for a new one."""
@@ -34,7 +34,7 @@ class Login:
         self.link = link
         self.opened_s = self.used_s = now_s
         self.streams = 0
-        self.work: OrderedDict[str, Any] = OrderedDict()
+        self.work: OrderedDict[str, Work] = OrderedDict()
         """Bulk work of this login, by its id, the oldest first."""
 
 

@@ -6,11 +6,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from truenext.console.answers import UserReport
-from truenext.model.destination import SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
+from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
 from truenext.model.grants import Pattern, Right, User, parse_pattern, subscription_topic
-
-SPARK_PREFIX = "Spark."
-"""Beginning of the names of queues of Spark's queries, which only `truenext spark` may change."""
 
 
 class Rights:
@@ -31,6 +28,10 @@ class Rights:
         if queue.startswith(SUBSCRIPTION_PREFIX):
             return self._user.may(right, subscription_topic(queue))
         return self._user.may(right, Pattern(False, tuple(queue.split("."))))
+
+    def may_ask(self, right: Right, pattern: Pattern) -> bool:
+        """Return whether the user has a right on all that a pattern covers."""
+        return self._user is None or self._user.may(right, pattern)
 
     def may_browse(self, queue: str) -> bool:
         return self.may(Right.BROWSE, queue)

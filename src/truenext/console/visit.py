@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from truenext.console.gathering import QueueGathering
 from truenext.console.link import Link
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
+from truenext.console.shared import Shared
 from truenext.errors import TruenextError
-
-if TYPE_CHECKING:
-    from truenext.console.app import Console
 
 T = TypeVar("T")
 
@@ -31,12 +30,14 @@ class InvalidRequest(TruenextError):
 
 @dataclass(frozen=True)
 class Visit:
-    console: Console
+    shared: Shared
     login: Login
     rights: Rights
     parameters: Mapping[str, Sequence[str]]
     """Values of each parameter of the address, or field of the posted form."""
     at_ms: int
+    is_open: Callable[[Login], bool]
+    """Function that tells whether a login still lasts."""
 
     @property
     def link(self) -> Link:
@@ -69,6 +70,20 @@ class Visit:
         if any(not (each.isascii() and each.isdigit() and len(each) < 20) for each in values):
             raise InvalidRequest(f"the parameter {name!r} has a value that is not a number")
         return sorted({int(each) for each in values})
+
+    @property
+    def may_see_flows(self) -> bool:
+        """True if the user may see flows: they tell of all queues."""
+        return self.rights.is_monitor
+
+    @property
+    def has_flows(self) -> bool:
+        """True if the console reads events, and the user may see flows."""
+        return self.may_see_flows and bool(self.shared.flows.folders)
+
+    def gathering(self) -> QueueGathering:
+        """Return the gathering of all that may see the same as this user."""
+        return self.shared.gathering(self.login, self.rights, self.is_open)
 
     async def ask(self, verb: str, body: object, type: type[T]) -> T:
         """Send a control request as the user, and return the decoded answer. Raises: the errors of `Link.ask`"""

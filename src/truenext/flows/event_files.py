@@ -25,6 +25,44 @@ _INCOMPLETE_S = 10.0
 """Seconds after the last growth of a file from which on an incomplete last line is a problem."""
 
 
+def list_files(folder: Path) -> tuple[list[os.DirEntry[str]], str]:
+    """Return the files with events in a folder, and a sentence if the folder cannot be read, or has none, else ""."""
+    try:
+        with os.scandir(folder) as entries:
+            files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
+    except FileNotFoundError:
+        return [], f"the events folder {folder} does not exist: name the DIR of a service's stages run --events DIR"
+    except OSError as error:
+        return [], unreadable(folder, error)
+    if not files:
+        return [], f"no events of stages in {folder}: a service writes them with truenext stages run --events DIR"
+    return files, ""
+
+
+def first_event(path: Path) -> EventLine | None:
+    """Return the first event of a file; None if it is not written yet, or is not an event. Raises: OSError if the file
+    cannot be read"""
+    with path.open("rb", buffering=0) as file:
+        line, end, _ = file.read(LINE_BYTES_MAX).partition(b"\n")
+    return decode_line(line) if end else None
+
+
+def problem_of_format(path: str | Path, first: EventLine) -> str:
+    """Return a sentence if a file that begins with this event has another format than this truenext reads; else ""."""
+    if first.format == FORMAT:
+        return ""
+    remedy = "update truenext" if first.format > FORMAT else "use the version that wrote it"
+    return f"{path} has events of format {first.format}, and this truenext reads {FORMAT}: {remedy}"
+
+
+def unreadable(path: str | Path, error: OSError) -> str:
+    return f"{path} cannot be read: {error.strerror or error}"
+
+
+def incomplete(path: str | Path) -> str:
+    return f"{path} ends in the middle of an event, which is left out: was its process killed?"
+
+
 class EventFiles:
     """Files with events in some folders, each read once, and up to its end. Files of several processes are read
     together, in the order of their times as far as possible."""
@@ -69,7 +107,9 @@ class EventFiles:
         self._folder_problems = []
         found: dict[str, os.DirEntry[str]] = {}
         for folder in self._folders:
-            entries = self._list(folder)
+            entries, problem = list_files(folder)
+            if problem:
+                self._folder_problems.append(problem)
             for entry in entries:
                 found.setdefault(entry.name, entry)
         for name in self._files.keys() - found.keys():
@@ -82,25 +122,6 @@ class EventFiles:
         self._is_first = self._is_first and not found
         for entry in new:
             self._open(entry)
-
-    def _list(self, folder: Path) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(folder) as entries:
-                files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
-        except FileNotFoundError:
-            files = []
-            self._folder_problems.append(
-                f"the events folder {folder} does not exist: name the DIR of a service's stages run --events DIR"
-            )
-        except OSError as error:
-            files = []
-            self._folder_problems.append(f"the events folder {folder} cannot be read: {error.strerror or error}")
-        else:
-            if not files:
-                self._folder_problems.append(
-                    f"no events of stages in {folder}: a service writes them with truenext stages run --events DIR"
-                )
-        return files
 
     def _newest(self, entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
         """Return the entries that are read at first, and mark the others as finished."""
@@ -120,21 +141,17 @@ class EventFiles:
 
     def _open(self, entry: os.DirEntry[str]) -> None:
         try:
-            first = _first_event(Path(entry.path))
+            first = first_event(Path(entry.path))
         except FileNotFoundError:
             return
         except OSError as error:
-            self._skip(entry.name, f"{entry.path} cannot be read: {error.strerror or error}")
+            self._skip(entry.name, unreadable(entry.path, error))
             return
         if first is None:
             # The service has not written it yet.
             return
-        if first.format != FORMAT:
-            remedy = "update truenext" if first.format > FORMAT else "use the version that wrote it"
-            self._skip(
-                entry.name,
-                f"{entry.path} has events of format {first.format}, and this truenext reads {FORMAT}: {remedy}",
-            )
+        if problem := problem_of_format(entry.path, first):
+            self._skip(entry.name, problem)
             return
         self._files[entry.name] = _EventFile(Path(entry.path), first.at)
 
@@ -154,7 +171,7 @@ class EventFiles:
             # Files may be deleted at any time. This one is looked for again at the next read.
             file.size = file.offset
             if not isinstance(error, FileNotFoundError):
-                self._tell(name, f"{file.path} cannot be read: {error.strerror or error}")
+                self._tell(name, unreadable(file.path, error))
             return [], 0
         decoded = decode_lines(lines)
         events = [each for each in decoded if each is not None]
@@ -175,10 +192,7 @@ class EventFiles:
             if file.was_cut:
                 self._tell(name, f"{file.path} became shorter while it was read: its events may be incomplete")
             elif not is_read and not file.has_line and now - file.changed > _INCOMPLETE_S:
-                self._tell(
-                    name,
-                    f"{file.path} ends in the middle of an event, which is left out: was its process killed?",
-                )
+                self._tell(name, incomplete(file.path))
             if (is_read or not file.has_line) and last[name.rpartition("-")[0]] != name:
                 del self._files[name]
                 self._finished.add(name)
@@ -238,10 +252,3 @@ def _with_stats(entries: list[os.DirEntry[str]]) -> Iterator[tuple[os.DirEntry[s
             yield entry, entry.stat()
         except OSError:
             continue
-
-
-def _first_event(path: Path) -> EventLine | None:
-    """Return the first event of a file; None if it is not written yet. Raises: OSError if the file cannot be read"""
-    with path.open("rb", buffering=0) as file:
-        line, end, _ = file.read(LINE_BYTES_MAX).partition(b"\n")
-    return decode_line(line) if end else None

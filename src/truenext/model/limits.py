@@ -587,6 +587,12 @@ CONTROL_REQUEST_SEQUENCES_MAX = 1000
 Exceeded: `of length <= {CONTROL_REQUEST_SEQUENCES_MAX}`
 """
 
+QUEUE_NAMES_MAX = 100
+"""Queues that one request `queues` may name.
+
+Exceeded: `of length <= {QUEUE_NAMES_MAX}`
+"""
+
 PIECES_MAX = 100
 """Answers that one connection may wait for, each to a control request or a piece of bulk work.
 

@@ -3,6 +3,8 @@ its path."""
 
 from urllib.parse import urlencode
 
+from truenext.model.dead_letters import GroupKey
+
 
 def address(path: str, **parameters: object) -> str:
     """Return a path with parameters. Parameters that are None or "" are left out; a list is repeated.
@@ -12,6 +14,15 @@ def address(path: str, **parameters: object) -> str:
     """
     given = {name: value for name, value in parameters.items() if value not in (None, "", [])}
     return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def group_address(path: str, group: GroupKey, **parameters: object) -> str:
+    """Return a path with parameters, and with a group of dead letters. The group's parts are there even if empty.
+
+    >>> group_address("/action", GroupKey("orders", "expired", ""), verb="purge")
+    '/action?verb=purge&origin=orders&reason=expired&cause='
+    """
+    return f"{address(path, **parameters)}&{urlencode(group._asdict())}"
 
 
 def queue_link(name: str) -> str:

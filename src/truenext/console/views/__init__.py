@@ -1,93 +1,24 @@
 """Views: ask the broker, and make the data of each page from its answers. Each view takes a visit."""
 
-import msgspec
-
-from truenext.console.visit import Visit
-
-
-async def overview(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def queues(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def queue(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def message(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def dead_letters(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def action(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def progress(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def stages(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def flows(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def flow(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def scheduled(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def durable(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def connections(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def spark(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def security(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def settings(visit: Visit) -> msgspec.Struct:
-    raise NotImplementedError
-
-
-async def pause(visit: Visit) -> str:
-    raise NotImplementedError
-
-
-async def resume(visit: Visit) -> str:
-    raise NotImplementedError
-
-
-async def begin_work(visit: Visit) -> str:
-    raise NotImplementedError
-
-
-async def stop_work(visit: Visit) -> str:
-    raise NotImplementedError
-
-
-async def close(visit: Visit) -> str:
-    raise NotImplementedError
-
-
-async def body(visit: Visit) -> bytes:
-    raise NotImplementedError
+from truenext.console.views.acting import action as action
+from truenext.console.views.acting import begin_work as begin_work
+from truenext.console.views.acting import close as close
+from truenext.console.views.acting import pause as pause
+from truenext.console.views.acting import progress as progress
+from truenext.console.views.acting import resume as resume
+from truenext.console.views.acting import stop_work as stop_work
+from truenext.console.views.dead_letters import dead_letters as dead_letters
+from truenext.console.views.messages import body as body
+from truenext.console.views.messages import message as message
+from truenext.console.views.others import connections as connections
+from truenext.console.views.others import durable as durable
+from truenext.console.views.others import scheduled as scheduled
+from truenext.console.views.others import security as security
+from truenext.console.views.others import settings as settings
+from truenext.console.views.others import spark as spark
+from truenext.console.views.overview import overview as overview
+from truenext.console.views.queues import queue as queue
+from truenext.console.views.queues import queues as queues
+from truenext.console.views.stages import flow as flow
+from truenext.console.views.stages import flows as flows
+from truenext.console.views.stages import stages as stages
