@@ -29,16 +29,14 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork
+from truenext.broker.queues_request import MaySee
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
-from truenext.model.commands import ControlRequest, decode_client_json
-
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
+from truenext.model.commands import ControlRequest
 
 
 class ControlCommands:
@@ -51,35 +49,41 @@ class ControlCommands:
         time: Callable[[], float],
         backups: Backups,
         *,
-        query_context: Callable[[MaySee], control.QueryContext],
+        query_context: Callable[[MaySee, bytes], control.QueryContext],
         connections: ConnectionList,
         close_connection: Callable[[ConnectionState, str], None],
         policy_source: Callable[[str, str], str],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
         """`time` returns seconds of a clock that does not jump. `close_connection` ends a connection for a reason,
         without an attempt. `policy_source` is as for `report_policy`."""
         self._engine = engine
         self._users = users
-        self._backups = backups
         self._drain = broker_drain
         self._query_context = query_context
         self._connections = connections
-        self._close_connection = close_connection
-        self._policy_source = policy_source
         self._schedule_turn = schedule_turn
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
-        self._inspections: dict[str, Callable[[ConnectionState, ControlRequest], None]] = {
-            connection_list.CLOSE_VERB: self._close,
-            connection_list.LIST_VERB: self._report_connections,
-            queue_details.CONSUMERS_VERB: self._report_consumers,
-            queue_details.POLICY_VERB: self._report_policy,
-            security_log.VERB: self._report_security,
+        self._at_once: dict[str, Callable[[ConnectionState, ControlRequest], bytes]] = {
+            **dict.fromkeys(
+                control.QUEUE_CHANGES, lambda _, each: control.apply_queue_change(engine, each.verb, each.body)
+            ),
+            failover_request.VERB: lambda _, each: failover_request.begin_failover(
+                query_context(None, b"").hand_over, each.body
+            ),
+            backup_request.VERB: lambda _, each: backup_request.run_backup_request(backups, each.body),
+            queue_details.POLICY_VERB: lambda _, each: queue_details.report_policy(
+                self._require_queue(each), policy_source
+            ),
+            connection_list.CLOSE_VERB: lambda session, each: connections.close(session, each.body, close_connection),
+            security_log.VERB: lambda *_: users.recent_events(),
         }
-        """Functions that execute requests for queues, connections and the security log, by verb."""
+        """Functions that execute a request and return its answer, by verb."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
         """Execute a control request, or begin its execution.
@@ -92,69 +96,57 @@ class ControlCommands:
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
             engine.tasks.bulk.add(session, request)
-        elif request.verb in control.QUEUE_CHANGES:
-            changed = control.apply_queue_change(engine, request.verb, request.body)
-            self._reply(request, changed)
-        elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
-            self._reply(request, report)
-        elif request.verb == backup_request.VERB:
-            report = backup_request.run_backup_request(self._backups, request.body)
-            self._reply(request, report)
+        elif request.verb in self._at_once:
+            self._reply(request, self._at_once[request.verb](session, request))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))
             )
             self._reply(request, known, batch)
-        elif request.verb in self._inspections:
-            self._inspections[request.verb](session, request)
+        elif request.verb == queue_details.CONSUMERS_VERB:
+            self._require_queue(request)
+            self.requests.add(session, request, about=session, body=request.body)
+        elif request.verb == connection_list.LIST_VERB:
+            connection_list.parse_connections_request(request.body)
+            self.requests.add(session, request, about=session, body=request.body)
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
-            control.check_verb(request.verb)
-            self.requests.add(session, request, about=None if self._shows_all(session) else session)
+            body = control.check_query(request)
+            self.requests.add(session, request, about=None if self._users.sees_all(session) else session, body=body)
         self._users.note_control_request(session, request)
 
-    def _shows_all(self, session: ConnectionState) -> bool:
-        """Return whether answers show everything to a client: it has the right `monitor`, or the broker no users."""
-        user = self._users.user_of(session)
-        return user is None or user.is_monitor
-
-    # ---- Consumers, policies and connections ----
-
-    def _report_consumers(self, session: ConnectionState, request: ControlRequest) -> None:
-        queue = self._require_queue(request)
-        identify = partial(self._connections.identify, client=session, shows_all=self._shows_all(session))
-        self.requests.add_own(session, request, queue_details.report_consumers(self._engine, queue, identify))
-
-    def _report_policy(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, queue_details.report_policy(self._require_queue(request), self._policy_source))
-
     def _require_queue(self, request: ControlRequest) -> Queue:
-        body = decode_client_json(request.verb, request.body, control.QueueRequest)
-        return self._engine.queues.require_permanent(body.queue)
+        """Return the queue that the body names.
 
-    def _report_connections(self, session: ConnectionState, request: ControlRequest) -> None:
-        body = connection_list.parse_connections_request(request.body)
-        self.requests.add_own(session, request, self._connections.report(body))
-
-    def _close(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, self._connections.close(session, request.body, self._close_connection))
-
-    def _report_security(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, self._users.recent_events())
+        Raises: RemoteProtocolError if the body is invalid, or there is no such queue
+        """
+        return self._engine.queues.require_permanent(control.decode_queue_name(request.verb, request.body))
 
     def _reply(self, request: ControlRequest, body: bytes, batch: int = 0) -> None:
         """Send an answer, once the batch is durable that `Administering.reply` waits for."""
         message = control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
         self._engine.commands.administering.reply(message, batch)
 
-    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
+
+    def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
+        if name == connection_list.LIST_VERB:
+            return self._connections.report(connection_list.parse_connections_request(body))
+        if name == queue_details.CONSUMERS_VERB:
+            assert about is not None, "`execute` names the connection"
+            identify = partial(self._connections.identify, client=about, sees_all=self._users.sees_all(about))
+            return queue_details.report_consumers(self._engine, control.decode_queue_name(name, body), identify)
         if name == connection_request.VERB:
             assert about is not None, "`execute` names the connection"
             return connection_request.make_connection_report(self._engine, about, self._users.user_of(about))
@@ -162,7 +154,7 @@ class ControlCommands:
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[name](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see, body))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""
