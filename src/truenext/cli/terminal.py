@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -125,6 +126,20 @@ def flush_errors() -> None:
             sys.stderr.flush()
         except OSError:
             discard_output(sys.stderr)
+
+
+def print_columns(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+    """Print rows below a head, in columns. Numbers are at the right. Nothing is wrapped or cut. rich is not used:
+    it takes a third of a millisecond for each row."""
+    lines = [head, *rows]
+    texts = [[escape_line(f"{each:,}" if isinstance(each, int) else each) for each in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for line in texts:
+        cells = [
+            cell.rjust(width) if isinstance(kind, int) else cell.ljust(width)
+            for cell, width, kind in zip(line, widths, lines[-1], strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
 
 
 def print_drawn(drawn: Table | Tree) -> None:
