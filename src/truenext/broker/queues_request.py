@@ -9,7 +9,6 @@ All in steps, so the answer shows different moments. Source: docs/contract.md, "
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from enum import Enum
 from heapq import merge
 from io import BytesIO
 from itertools import islice
@@ -17,7 +16,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from truenext.broker.control_answers import MessageCounts, QueueReport, QueueSums
+from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
 from truenext.engine.state.counts import Counts
@@ -54,19 +53,6 @@ class _Cursor(msgspec.Struct, array_like=True):
 
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
-
-
-class QueueOrder(Enum):
-    """Order of the queues in an answer. Queues that are equal in it follow one another by name."""
-
-    NAME = "name"
-    """By name, from A to Z."""
-    WAITING = "waiting"
-    """By `waiting`, the largest number first."""
-    OLDEST = "oldest"
-    """By `oldest_s`, the largest age first, and queues in which nothing waits last."""
-    RATE = "rate"
-    """By `rate`, the highest first."""
 
 
 class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -250,7 +236,7 @@ def _place_by_oldest(queue: Queue, waiting: int, oldest_ms: int | None) -> float
 
 
 def _place_by_rate(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return -queue.rate
+    return 0 - queue.rate
 
 
 _PLACES: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {

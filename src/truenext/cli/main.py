@@ -21,7 +21,7 @@ COMMAND_MODULES = {
     "pause": "pause",
     "policy": "inspection",
     "purge": "bulk",
-    "queues": "status",
+    "queues": "queues",
     "receive": "messages",
     "record": "record",
     "redrive": "bulk",
