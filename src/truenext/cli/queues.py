@@ -13,7 +13,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.terminal import count_noun, format_age
-from truenext.cli.values import TEXT, EnumParam
+from truenext.cli.values import COUNT, TEXT, EnumParam
 from truenext.cli.watch import rows_that_fit, show_repeatedly, watch_option
 from truenext.errors import RemoteProtocolError
 
@@ -60,9 +60,9 @@ class _Answer(msgspec.Struct):
     help="Order of the queues: by name, most waiting messages, oldest waiting message, or most acknowledged in a "
     "second first.",
 )
-@click.option("--limit", type=click.IntRange(min=0), help="Largest number of queues to list; 0 for the sums alone.")
+@click.option("--count", type=COUNT, help="Largest number of queues to list.")
 @click.option(
-    "--after", type=TEXT, help="List the queues behind this place: `next` of an answer with --json and --limit."
+    "--after", type=TEXT, help="List the queues behind this place: `next` of an answer with --json and --count."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @watch_option
@@ -70,7 +70,7 @@ class _Answer(msgspec.Struct):
 def queues(
     name: str | None,
     order: QueueOrder,
-    limit: int | None,
+    count: int | None,
     after: str | None,
     as_json: bool,
     is_watched: bool,
@@ -78,14 +78,15 @@ def queues(
 ) -> None:
     """List the queues.
 
-    Lists those whose names have NAME in them or match the pattern NAME, such as 'orders.>', and without NAME all. Shows for each queue the number of waiting messages, of messages that consumers hold (unacknowledged), of consumers,
-    and of scheduled messages. With NAME or an option also the number of messages that have become dead letters since
+    Lists those whose names have NAME in them or match the pattern NAME, such as 'orders.>', and without NAME all. Shows
+    for each queue the number of waiting messages, of messages that consumers hold (unacknowledged), of consumers, and
+    of scheduled messages. With NAME or an option also shows the number of messages that have become dead letters since
     the broker started, the age of the oldest waiting message, how many are acknowledged in a second, and the sums.
 
     Temporary queues, and subscriptions to topics that are not durable, are in `truenext status`.
     """
-    request = {"name": name or "", "order": order.value, "limit": limit, "after": after}
-    if is_watched and limit is None:
+    request = {"name": name or "", "order": order.value, "limit": count, "after": after}
+    if is_watched and count is None:
         request["limit"] = rows_that_fit(_OTHER_LINES) if sys.stdout.isatty() else WATCHED_ROWS
     is_plain = request == {"name": "", "order": "name", "limit": None, "after": None}
     with connected(broker) as connection:
