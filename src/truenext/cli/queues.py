@@ -92,8 +92,11 @@ def queues(
     with connected(broker) as connection:
         if is_watched:
             _watch(connection, request, as_json=as_json)
-        answer = connection.control_request("queues", None if is_plain else request)
-    _print(answer, as_json=as_json, is_plain=is_plain)
+        if is_plain or as_json or count is not None:
+            answer = connection.control_request("queues", None if is_plain else request)
+            _print(answer, as_json=as_json, is_plain=is_plain)
+        else:
+            _print_found(_all_found(connection, request))
 
 
 def _watch(connection: Connection, request: dict[str, Any], *, as_json: bool) -> None:
@@ -101,20 +104,35 @@ def _watch(connection: Connection, request: dict[str, Any], *, as_json: bool) ->
 
 
 def _print(answer: bytes, *, as_json: bool, is_plain: bool) -> None:
-    if not is_plain and answer.startswith(b"["):
-        raise CommandFailure(
-            RemoteProtocolError(
-                "the broker is of an earlier version, and lists only all queues: leave NAME and the options away"
-            )
-        )
     if as_json:
+        if not is_plain:
+            _decode(answer)
         terminal.write_json_text(answer)
     elif is_plain:
         _write(_lines(msgspec.json.decode(answer, type=list[_Row]), with_times=False))
     else:
-        found = msgspec.json.decode(answer, type=_Answer)
-        _write(_lines(found.queues, with_times=True))
-        _write(_sums(found))
+        _print_found(_decode(answer))
+
+
+def _all_found(connection: Connection, request: dict[str, Any]) -> _Answer:
+    """Request all queues, in as many answers as needed."""
+    found = answer = _decode(connection.control_request("queues", request))
+    while answer.next is not None:
+        answer = _decode(connection.control_request("queues", request | {"after": answer.next}))
+        found.queues += answer.queues
+    return found
+
+
+def _decode(answer: bytes) -> _Answer:
+    if answer.startswith(b"["):
+        text = "the broker is of an earlier version, and only lists all queues: leave NAME and the options out"
+        raise CommandFailure(RemoteProtocolError(text))
+    return msgspec.json.decode(answer, type=_Answer)
+
+
+def _print_found(found: _Answer) -> None:
+    _write(_lines(found.queues, with_times=True))
+    _write(_sums(found))
 
 
 def _write(lines: Iterator[str]) -> None:
