@@ -22,7 +22,7 @@ from truenext.broker import (
     queue_details,
     security_log,
 )
-from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
+from truenext.broker.control import QUEUE_CHANGES, check_verb, decode_queue_name
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
@@ -137,14 +137,22 @@ def _require_client_id(user: User, durable_key: str) -> None:
         raise ForbiddenError(user, f"use the client-id {client_id!r}: it is not in the user's client_ids")
 
 
+def _require_name(user: User, act: str, name: str) -> None:
+    """Require that clients can name a queue, to `act` on it.
+
+    Raises: ForbiddenError if they cannot
+    """
+    if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
+        # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
+        raise ForbiddenError(user, f"{act} {name[:100]!r}: clients cannot name this queue")
+
+
 def _require_on_queue(user: User, right: Right, name: str) -> None:
     """Require a right on a queue by its name in the store, also on the queue of a durable subscription.
 
     Raises: ForbiddenError if the user lacks the right, or clients cannot name such a queue
     """
-    if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
-        # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
-        raise ForbiddenError(user, f"{right.value} {name[:100]!r}: clients cannot name this queue")
+    _require_name(user, right.value, name)
     _require(user, right, _named_by_queue(name))
 
 
@@ -291,10 +299,11 @@ def _check_producer_request(user: User, request: ControlRequest) -> None:
 
 
 def _check_details(user: User, request: ControlRequest) -> None:
-    """Require any right on the queue, or the right monitor. The answer shows who else consumes only with the latter."""
-    name = decode_client_json(request.verb, request.body, QueueRequest).queue
-    if not user.is_monitor and not any(user.may(right, _named_by_queue(name)) for right in Right):
-        _require_on_queue(user, Right.BROWSE, name)
+    """Require any right on the queue, or the right monitor. The answer shows other users only with the latter."""
+    name = decode_queue_name(request.verb, request.body)
+    _require_name(user, "inspect", name)
+    if not _may_see_name(user, name):
+        raise ForbiddenError(user, f"inspect {_named_by_queue(name)}: this needs a right on it, or the right monitor")
 
 
 def _require_monitor(user: User, request: ControlRequest) -> None:
@@ -308,8 +317,7 @@ def _require_admin(user: User, request: ControlRequest) -> None:
 
 
 def _check_queue_change(user: User, request: ControlRequest) -> None:
-    change = decode_client_json(request.verb, request.body, QueueRequest)
-    _require_on_queue(user, Right.MANAGE, change.queue)
+    _require_on_queue(user, Right.MANAGE, decode_queue_name(request.verb, request.body))
 
 
 def _check_bulk(user: User, request: ControlRequest) -> None:
@@ -365,9 +373,13 @@ VERB_CHECKS: dict[str, VerbCheck] = {
 def may_see(user: User, queue: Queue) -> bool:
     """Return whether the answer to `queues` shows a queue to a user. Any right on the queue is enough, and so is the
     right monitor."""
+    return _may_see_name(user, queue.name)
+
+
+def _may_see_name(user: User, name: str) -> bool:
     if user.is_monitor:
         return True
-    named = _named_by_queue(queue.name)
+    named = _named_by_queue(name)
     return any(user.may(right, named) for right in Right)
 
 
@@ -377,7 +389,7 @@ def target_of(request: ControlRequest) -> dict[str, str]:
     if request.verb in bulk.VERBS:
         return {"queue": decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue}
     if request.verb in (*QUEUE_CHANGES, queue_details.CONSUMERS_VERB, queue_details.POLICY_VERB):
-        return {"queue": decode_client_json(request.verb, request.body, QueueRequest).queue}
+        return {"queue": decode_queue_name(request.verb, request.body)}
     if request.verb == connection_list.CLOSE_VERB:
         body = decode_client_json(request.verb, request.body, connection_list.CloseRequest)
         return {"connection": body.connection}

@@ -67,7 +67,7 @@ class Configuration:
         """Return what sets `name` in the policy of a queue: the header of a table, "command line", or "default"."""
         pattern = self.policies.pattern_of(queue)
         if pattern is not None and name in self.tables.get(toml_header(POLICY, pattern), ()):
-            return toml_header(POLICY, pattern)
+            return str(toml_header(POLICY, pattern))
         if name in self.policy_options:
             return "command line"
         return toml_header(POLICY) if name in self.tables.get(toml_header(POLICY), ()) else "default"

@@ -137,11 +137,11 @@ class ConnectionList:
         digits = name.removeprefix(self._prefix)
         return int(digits) if digits != name and digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
 
-    def identify(self, session: ConnectionState, client: ConnectionState, *, shows_all: bool) -> ClientIdentity:
-        """Return what `client` may know of a connection: with `shows_all` everything, else everything of connections of
+    def identify(self, session: ConnectionState, client: ConnectionState, *, sees_all: bool) -> ClientIdentity:
+        """Return what `client` may know of a connection: if it `sees_all` everything, else everything of connections of
         its own user, and only the name of others."""
         user = self._user_name_of(session)
-        if not shows_all and user != self._user_name_of(client):
+        if not sees_all and user != self._user_name_of(client):
             return ClientIdentity(self.name_of(session), None, None, None)
         info = self._peers[session].client_info
         return ClientIdentity(self.name_of(session), info.address, user, info.client_id)

@@ -135,7 +135,7 @@ def check_query(request: ControlRequest) -> bytes:
 
 
 class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a control request that changes one queue, in JSON."""
+    """Body of a control request about one queue, in JSON."""
 
     queue: str
     """Name of the queue."""
@@ -147,8 +147,15 @@ def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
 
     Raises: RemoteProtocolError if the body is invalid, or the change cannot be made
     """
-    request = decode_client_json(verb, body, QueueRequest)
-    return _encode(QUEUE_CHANGES[verb](engine, request.queue))
+    return _encode(QUEUE_CHANGES[verb](engine, decode_queue_name(verb, body)))
+
+
+def decode_queue_name(verb: str, body: bytes) -> str:
+    """Return the name of the queue in the body of a control request about one queue.
+
+    Raises: RemoteProtocolError if the body is invalid
+    """
+    return decode_client_json(verb, body, QueueRequest).queue
 
 
 def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Send:

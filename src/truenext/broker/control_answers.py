@@ -1,6 +1,8 @@
 """Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
 of the texts here."""
 
+from enum import Enum
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -47,10 +49,23 @@ class QueueReport(msgspec.Struct):
     oldest_s: float | None = None
     """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits. A message that
     waits for its next try while others are dispatched is left out."""
-    rate: float = 0.0
+    rate: float = 0
     """Messages acknowledged in a second, on average over the last seconds."""
     lanes: dict[str, int] | UnsetType = UNSET
     """Number of messages that wait, by priority, those with the field `names` in the request; otherwise missing."""
+
+
+class QueueOrder(Enum):
+    """Order of the queues in an answer. Queues that are equal in it follow one another by name."""
+
+    NAME = "name"
+    """By name, from A to Z."""
+    WAITING = "waiting"
+    """By `waiting`, the largest number first."""
+    OLDEST = "oldest"
+    """By `oldest_s`, the largest age first, and queues in which nothing waits last."""
+    RATE = "rate"
+    """By `rate`, the highest first."""
 
 
 class MessageCounts(msgspec.Struct):

@@ -36,7 +36,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
-from truenext.model.commands import ControlRequest, decode_client_json
+from truenext.model.commands import ControlRequest
 
 
 class ControlCommands:
@@ -60,26 +60,30 @@ class ControlCommands:
         without an attempt. `policy_source` is as for `report_policy`."""
         self._engine = engine
         self._users = users
-        self._backups = backups
         self._drain = broker_drain
         self._query_context = query_context
         self._connections = connections
-        self._close_connection = close_connection
-        self._policy_source = policy_source
         self._schedule_turn = schedule_turn
         self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
         self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
-        self._inspections: dict[str, Callable[[ConnectionState, ControlRequest], None]] = {
-            connection_list.CLOSE_VERB: self._close,
-            connection_list.LIST_VERB: self._report_connections,
-            queue_details.CONSUMERS_VERB: self._report_consumers,
-            queue_details.POLICY_VERB: self._report_policy,
-            security_log.VERB: self._report_security,
+        self._at_once: dict[str, Callable[[ConnectionState, ControlRequest], bytes]] = {
+            **dict.fromkeys(
+                control.QUEUE_CHANGES, lambda _, each: control.apply_queue_change(engine, each.verb, each.body)
+            ),
+            failover_request.VERB: lambda _, each: failover_request.begin_failover(
+                query_context(None, b"").hand_over, each.body
+            ),
+            backup_request.VERB: lambda _, each: backup_request.run_backup_request(backups, each.body),
+            queue_details.POLICY_VERB: lambda _, each: queue_details.report_policy(
+                self._require_queue(each), policy_source
+            ),
+            connection_list.CLOSE_VERB: lambda session, each: connections.close(session, each.body, close_connection),
+            security_log.VERB: lambda *_: users.recent_events(),
         }
-        """Functions that execute requests for queues, connections and the security log, by verb."""
+        """Functions that execute a request and return its answer, by verb."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
         """Execute a control request, or begin its execution.
@@ -92,22 +96,19 @@ class ControlCommands:
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
             engine.tasks.bulk.add(session, request)
-        elif request.verb in control.QUEUE_CHANGES:
-            changed = control.apply_queue_change(engine, request.verb, request.body)
-            self._reply(request, changed)
-        elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None, b"").hand_over, request.body)
-            self._reply(request, report)
-        elif request.verb == backup_request.VERB:
-            report = backup_request.run_backup_request(self._backups, request.body)
-            self._reply(request, report)
+        elif request.verb in self._at_once:
+            self._reply(request, self._at_once[request.verb](session, request))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))
             )
             self._reply(request, known, batch)
-        elif request.verb in self._inspections:
-            self._inspections[request.verb](session, request)
+        elif request.verb == queue_details.CONSUMERS_VERB:
+            self._require_queue(request)
+            self.requests.add(session, request, about=session, body=request.body)
+        elif request.verb == connection_list.LIST_VERB:
+            connection_list.parse_connections_request(request.body)
+            self.requests.add(session, request, about=session, body=request.body)
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
@@ -115,38 +116,15 @@ class ControlCommands:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
             body = control.check_query(request)
-            about = None if self._shows_all(session) else session
-            self.requests.add(session, request, about=about, body=body)
+            self.requests.add(session, request, about=None if self._users.sees_all(session) else session, body=body)
         self._users.note_control_request(session, request)
 
-    def _shows_all(self, session: ConnectionState) -> bool:
-        """Return whether answers show everything to a client: it has the right `monitor`, or the broker no users."""
-        user = self._users.user_of(session)
-        return user is None or user.is_monitor
-
-    # ---- Consumers, policies and connections ----
-
-    def _report_consumers(self, session: ConnectionState, request: ControlRequest) -> None:
-        queue = self._require_queue(request)
-        identify = partial(self._connections.identify, client=session, shows_all=self._shows_all(session))
-        self.requests.add_own(session, request, queue_details.report_consumers(self._engine, queue, identify))
-
-    def _report_policy(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, queue_details.report_policy(self._require_queue(request), self._policy_source))
-
     def _require_queue(self, request: ControlRequest) -> Queue:
-        body = decode_client_json(request.verb, request.body, control.QueueRequest)
-        return self._engine.queues.require_permanent(body.queue)
+        """Return the queue that the body names.
 
-    def _report_connections(self, session: ConnectionState, request: ControlRequest) -> None:
-        body = connection_list.parse_connections_request(request.body)
-        self.requests.add_own(session, request, self._connections.report(body))
-
-    def _close(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, self._connections.close(session, request.body, self._close_connection))
-
-    def _report_security(self, session: ConnectionState, request: ControlRequest) -> None:
-        self._reply(request, self._users.recent_events())
+        Raises: RemoteProtocolError if the body is invalid, or there is no such queue
+        """
+        return self._engine.queues.require_permanent(control.decode_queue_name(request.verb, request.body))
 
     def _reply(self, request: ControlRequest, body: bytes, batch: int = 0) -> None:
         """Send an answer, once the batch is durable that `Administering.reply` waits for."""
@@ -163,6 +141,12 @@ class ControlCommands:
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
+        if name == connection_list.LIST_VERB:
+            return self._connections.report(connection_list.parse_connections_request(body))
+        if name == queue_details.CONSUMERS_VERB:
+            assert about is not None, "`execute` names the connection"
+            identify = partial(self._connections.identify, client=about, sees_all=self._users.sees_all(about))
+            return queue_details.report_consumers(self._engine, control.decode_queue_name(name, body), identify)
         if name == connection_request.VERB:
             assert about is not None, "`execute` names the connection"
             return connection_request.make_connection_report(self._engine, about, self._users.user_of(about))

@@ -72,23 +72,6 @@ class ControlRequests:
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
-        self._count_pending(session, request)
-        key = name or request.verb, about, body
-        if key in self._waiting:
-            self._waiting[key].append((session, request))
-        else:
-            self._waiting[key] = [(session, request)]
-            self._when_ready(key[0], lambda: self._sliced_work.add(self._make_answer(key)))
-
-    def add_own(self, session: ConnectionState, request: ControlRequest, answer: AnswerGenerator) -> None:
-        """Add a request with an answer of its own, because the answer depends on the body.
-
-        Raises: RemoteProtocolError if the connection waits for too many answers
-        """
-        self._count_pending(session, request)
-        self._sliced_work.add(self._send_made(answer, [(session, request)]))
-
-    def _count_pending(self, session: ConnectionState, request: ControlRequest) -> None:
         if self._pending_counts[session] >= PIECES_MAX:
             raise RemoteProtocolError(
                 f"{request.verb}: {PIECES_MAX} control requests of this connection have no answer yet, the most "
@@ -96,14 +79,16 @@ class ControlRequests:
                 Code.LIMIT,
             )
         self._pending_counts[session] += 1
+        key = name or request.verb, about, body
+        if key in self._waiting:
+            self._waiting[key].append((session, request))
+        else:
+            self._waiting[key] = [(session, request)]
+            self._when_ready(key[0], lambda: self._sliced_work.add(self._make_answer(key)))
 
     def _make_answer(self, key: _Key) -> Steps:
         requests = self._waiting.pop(key)
-        yield from self._send_made(self._start(*key), requests)
-
-    def _send_made(self, answer: AnswerGenerator, requests: list[tuple[ConnectionState, ControlRequest]]) -> Steps:
-        """Make an answer, and send it to all clients that have requested it."""
-        body = yield from answer
+        body = yield from self._start(*key)
         for session, request in requests:
             if len(body) > SMALL_ANSWER_BYTES or any(one[0] is session for one in self._finished):
                 self._finished.append((session, request, body))

@@ -83,16 +83,18 @@ class PolicyReport(msgspec.Struct):
 
 
 def report_consumers(
-    engine: Engine, queue: Queue, identify: Callable[[ConnectionState], ClientIdentity]
+    engine: Engine, name: str, identify: Callable[[ConnectionState], ClientIdentity]
 ) -> AnswerGenerator:
     """Report the consumers of a queue, also those of patterns that match it.
 
     Makes a list of ConsumerReport as JSON, in steps. `identify` returns what the client that asks may know of a
     connection.
     """
-    receivers = engine.state.clients.receivers_of(queue)
-    reports = []
-    for number, consumer in enumerate(receivers.all(), 1):
+    queue = engine.queues.by_name.get(name)
+    reports: list[ConsumerReport] = []
+    # The queue may have ended since the request.
+    consumers = [] if queue is None else engine.state.clients.receivers_of(queue).all()
+    for number, consumer in enumerate(consumers, 1):
         if consumer.is_subscribed:
             now_us = engine.state.commit_state.now_us
             reports.append(_report_consumer(consumer, queue, identify(consumer.session), now_us))
@@ -103,7 +105,9 @@ def report_consumers(
     return msgspec.json.encode(reports)
 
 
-def _report_consumer(consumer: BrokerConsumer, queue: Queue, identity: ClientIdentity, now_us: int) -> ConsumerReport:
+def _report_consumer(
+    consumer: BrokerConsumer, queue: Queue | None, identity: ClientIdentity, now_us: int
+) -> ConsumerReport:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     last_us = consumer.last_settled_us
@@ -121,7 +125,7 @@ def _report_consumer(consumer: BrokerConsumer, queue: Queue, identity: ClientIde
     )
 
 
-def _count_held(consumer: BrokerConsumer, queue: Queue) -> int:
+def _count_held(consumer: BrokerConsumer, queue: Queue | None) -> int:
     return sum(entry.lane.queue is queue for entry in consumer.held.values())
 
 

@@ -91,6 +91,12 @@ class UserSessions:
         found = self._users.get(session)
         return "" if found is None else found.user.name
 
+    def sees_all(self, session: ConnectionState) -> bool:
+        """Return whether answers to control requests show everything to a connection: its user has the right `monitor`,
+        or the broker has no users."""
+        user = self.user_of(session)
+        return self._logins is None or (user is not None and user.is_monitor)
+
     def remove(self, session: ConnectionState) -> None:
         """Forget a closed connection, and the rights to reply to its temporary queues and topics."""
         self._users.pop(session, None)

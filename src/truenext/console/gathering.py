@@ -32,6 +32,8 @@ TOP = 100
 DEAD_LETTERS = "DLQ.>"
 FIRST_S = 5.0
 """Seconds for which a page waits for the first answers."""
+FIRST_REPORTS_S = 0.4
+"""Seconds in which the first reports of processes are received."""
 REPLIES = "/temp-queue/processes"
 
 QUEUE_SERIES = ("waiting", "oldest", "accepted", "acknowledged")
@@ -192,7 +194,8 @@ class StageGathering(_Loop):
             self._seen.connection_lost()
             self._consumer = connection, await connection.consumer(REPLIES)
         consumer = self._consumer[1]
-        until = time.monotonic() + STEP_S - 1
+        # A page does not wait for the slowest process.
+        until = time.monotonic() + (STEP_S - 1 if self.has_answer.is_set() else FIRST_REPORTS_S)
         try:
             await connection.send(
                 STAGES_TOPIC, b"", persistent=False, ttl=REPORT_TTL_S, reply_to=REPLIES, timeout=STEP_S
@@ -203,8 +206,6 @@ class StageGathering(_Loop):
                 message = await consumer.receive(left)
                 if message is not None:
                     self._seen.add_report(message.body, time.monotonic())
-                    # A page need not wait for the slowest process.
-                    until = min(until, time.monotonic() + 1) if not self.has_answer.is_set() else until
         except (Refused, LocalProtocolError):
             raise
         except TruenextError:

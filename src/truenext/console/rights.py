@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from truenext.console.answers import UserReport
+from truenext.errors import TruenextError
 from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
 from truenext.model.grants import Pattern, Right, User, parse_pattern, subscription_topic
 
@@ -46,7 +47,10 @@ class Rights:
             return True
         if queue:
             return self.may(Right.MANAGE, queue)
-        destination = parse_stored_address(to)
+        try:
+            destination = parse_stored_address(to)
+        except TruenextError:
+            return False
         return all(
             self._user.may(Right.MANAGE, Pattern(part.kind is DestinationKind.TOPIC, tuple(part.name.split("."))))
             for part in destination.parts or (destination,)

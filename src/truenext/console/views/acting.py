@@ -20,6 +20,7 @@ from truenext.console.pages.work import Action, Progress
 from truenext.console.views.queues import ask_queue
 from truenext.console.visit import InvalidRequest, NotAllowed, NotFound, Visit
 from truenext.console.work import WORK_MAX, Selection, Totals, Work, preview
+from truenext.errors import TruenextError
 from truenext.model.destination import SPARK_PREFIX, parse_queue_name
 from truenext.model.grants import Right
 
@@ -220,7 +221,10 @@ def _check_may_act(visit: Visit, verb: str, queue: str) -> None:
 
 
 def _check_target(visit: Visit, queue: str, to: str) -> None:
-    parse_queue_name(to)
+    try:
+        parse_queue_name(to)
+    except TruenextError as error:
+        raise InvalidRequest(f"the target of a move must be the name of a queue: {error}") from error
     if to == queue:
         raise InvalidRequest(f"source and target are the same queue, {to!r}: name another one")
     if to.startswith(SPARK_PREFIX):

@@ -36,7 +36,7 @@ async def message(visit: Visit) -> MessagePage:
         reason=content.headers.get("truenext-dead-letter-cause", ""),
         first_cause=content.first_cause,
         last_cause=content.last_cause,
-        headers=sorted(content.headers.items()),
+        headers=sorted((name, value) for name, value in content.headers.items() if name != "subscription"),
         body=show_body(content.body, visit.text("form"), visit.number("start", 0), **where),
         stage=None if envelope is None else show_stage_message(envelope, has_flows=visit.has_flows),
         download=address("/body", **where),

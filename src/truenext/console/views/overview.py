@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from truenext.console.charts import Charts
@@ -21,8 +22,7 @@ GIVEN_UP_S = 3600.0
 
 async def overview(visit: Visit) -> Overview:
     gathering = visit.gathering()
-    await gathering.ready()
-    processes, _ = await gathered_processes(visit)
+    (processes, _), _ = await asyncio.gather(gathered_processes(visit), gathering.ready())
     gathered, scope, charts = gathering.latest, scope_of(visit.rights), visit.shared.charts
     if gathered.oldest is None or gathered.dead_letters is None:
         raise ConnectionLost(gathered.error or "no answer within some seconds")
