@@ -17,7 +17,7 @@ from tests.console.browser.world import World, fill_queues, reject_all
 
 pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(300)]
 
-OLD = "archive.nightly"
+OLD = "nightly.archive"
 MANY = 30_000
 QUEUES = 10_000
 
@@ -65,9 +65,8 @@ def test_queue_with_the_oldest_message_is_found_among_ten_thousand(open_window: 
     page.get_by_label("First").select_option("oldest message")
     first = page.locator("table.queues tbody tr").first
     first.filter(has_text=OLD).wait_for()
-    assert "order=oldest" in page.url
-    page.keyboard.press("Escape")
-    page.locator("body").click()
+    page.wait_for_url("**order=oldest**")
+    page.get_by_role("heading", name="Queues").click()
     page.keyboard.press("/")
     page.keyboard.type("0777")
     page.locator("table.queues tbody tr").filter(has_text="customer.00777.in").wait_for()
@@ -79,9 +78,10 @@ def test_queue_with_the_oldest_message_is_found_among_ten_thousand(open_window: 
 
 @pytest.mark.usefixtures("poison")
 def test_poison_message_is_read_with_its_cause_and_followed_to_its_flow(open_window: OpenWindow) -> None:
-    page = open_window("reader").page
-    page.get_by_role("link", name="Dead letters", exact=True).click()
-    page.get_by_role("link", name="DLQ.shop.order").click()
+    window = open_window("reader")
+    page = window.page
+    window.open("/queue?name=DLQ.shop.order")
+    page.get_by_role("link", name="Dead letters by cause").click()
     group = page.locator("tbody tr").filter(has_text="order 2 has no customer")
     group.get_by_role("link", name="An example").click()
     page.get_by_text("Failed in shop.order").wait_for()
@@ -130,6 +130,10 @@ def test_redrive_is_stopped_half_way(shared_world: World, open_window: OpenWindo
         for number in range(MANY):
             connection.send("/queue/expiring", str(number), ttl=0.2)
         connection.flush()
+        with connection.consumer("/queue/DLQ.expiring", ack="individual") as expired:
+            message = expired.receive(60)
+            assert message is not None
+            message.release()
     window = open_window("actor")
     page = window.page
     deadline = time.monotonic() + 60

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class World:
             "\n".join(f"[user.{_quoted(name)}]\npassword_file = 'password'\n{grants}" for name, grants in users.items())
         )
         self.events = folder / "events"
-        self.broker = BrokerProcess(folder, ["--users", str(self._users_file)])
+        self.broker = BrokerProcess(folder, ["--users", str(self._users_file)], policy={"expired": "dead-letter"})
         self.address = ""
         """Address of the console."""
         self._console: Forked | None = None
@@ -101,7 +102,10 @@ class World:
                 for trace, order in orders:
                     await web.send(endpoint, order, trace=trace)
 
-        asyncio.run(start())
+        # Playwright has an event loop in this thread.
+        thread = threading.Thread(target=asyncio.run, args=(start(),))
+        thread.start()
+        thread.join()
 
     def close(self) -> None:
         for each in self._services:
@@ -133,7 +137,7 @@ def fill_queues(connection: Connection, names: Sequence[str], body: str = "fille
 
 def reject_all(connection: Connection, queue: str, causes: Sequence[str]) -> None:
     """Send one message for each cause, and reject it with this cause."""
-    for number, cause in enumerate(causes):
+    for number in range(len(causes)):
         connection.send(f"/queue/{queue}", f'{{"number": {number}}}', headers={"content-type": "application/json"})
     connection.flush()
     with connection.consumer(f"/queue/{queue}", ack="individual") as consumer:

@@ -36,7 +36,11 @@
         height: Math.max(element.clientHeight, 80),
         legend: { show: false },
         cursor: { y: false, drag: { setScale: false } },
-        scales: { y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 1, 1)] } },
+        scales: {
+          // A console that was just started shows ten minutes, not the few seconds that it knows.
+          x: { range: (_, least, most) => [Math.min(least ?? 0, (most ?? 0) - 600), most ?? 0] },
+          y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 1, 1)] },
+        },
         axes: [{ ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 44, values: (_, ticks) => ticks.map(shorten) }],
         series: [
           {},
@@ -79,6 +83,11 @@
     mark.textContent = text;
   }
 
+  // hx-sse asks for a stream with each request of htmx; only elements that connect to one want it.
+  document.addEventListener("htmx:config:request", (event) => {
+    const { sourceElement, request } = event.detail.ctx;
+    if (!sourceElement.hasAttribute("hx-sse:connect")) request.headers.Accept = "text/html";
+  });
   document.addEventListener("htmx:before:response", (event) => {
     const { raw } = event.detail.ctx.response;
     if (raw.redirected || raw.status === 401) {
