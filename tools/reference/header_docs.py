@@ -357,7 +357,7 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("truenext-count",),
             "a number, 1 or more. Default: all",
-            "Only with `browser:true`: number of messages after which the browser has been shown all that it asked for.",
+            "Only with `browser:true`: number of messages after which the browser has been shown everything.",
         ),
     ),
     "UNSUBSCRIBE": (
