@@ -7,11 +7,13 @@ import re
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,10 +28,17 @@ from truenext.errors import ConfigurationError
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[tuple[Forked, str]]:
-    """Run a console until the end of the block, and yield it with the address that it has printed."""
+def running(folder: Path, *options: str, is_alone: bool = False) -> Iterator[tuple[Forked | Popen[bytes], str]]:
+    """Run a console until the end of the block, and yield it with the address that it has printed. With `is_alone` its
+    process has only its own modules."""
     log = folder / "console.log"
-    process = Forked(["console", *options], stdout=log, stderr=log)
+    command = ["console", *options]
+    process: Forked | Popen[bytes]
+    if is_alone:
+        with log.open("wb") as file:
+            process = Popen([sys.executable, "-m", "truenext", *command], stdout=file, stderr=file)
+    else:
+        process = Forked(command, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := re.search(r"https?://\S+", log.read_text() if log.exists() else "")) is None:
