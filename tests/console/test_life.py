@@ -157,7 +157,7 @@ def test_slow_broker_is_answered_with_a_sentence(own_broker: BrokerProcess, monk
 
 
 @pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
-def test_something_that_is_no_broker_is_named_so(greeting: bytes) -> None:
+def test_peer_that_is_no_broker_is_named_so(greeting: bytes) -> None:
     # C35.1
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_answer_one, args=(listener, greeting))

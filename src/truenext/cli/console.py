@@ -86,11 +86,11 @@ def console(
     key: Path | None,
     allow_plaintext: bool,
 ) -> None:
-    """Serve web pages that show the broker, until SIGTERM or Ctrl-C.
+    """Serve web pages that show a broker.
 
-    Shows what wants attention, queues and their messages, dead letters by cause, services of stages and their flows,
-    scheduled sends, subscriptions, connections, Spark's queries and refused requests. Operators re-drive, move and
-    purge messages there, pause queues, cancel scheduled sends and close connections.
+    The pages show what wants attention, queues and their messages, dead letters by cause, services of stages and their
+    flows, scheduled sends, subscriptions, connections, Spark's queries and refused requests. Operators re-drive, move
+    and purge messages there, pause queues, cancel scheduled sends and close connections. SIGTERM or Ctrl-C ends it.
 
     If the broker has users, log in as one of them: the console may do what this user may do. Otherwise the console
     listens on this machine alone, and prints an address that opens it.
