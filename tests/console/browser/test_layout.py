@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import uvicorn
@@ -19,7 +19,7 @@ from truenext.console.app import make_app
 from truenext.console.doors import Address
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ColorScheme
+    from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(300)]
 
@@ -48,7 +48,8 @@ _FIND_FAINT_TEXT = """
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest("script, .hidden, noscript")) continue;
+    const is_shown = element.checkVisibility() && !element.closest("script, .hidden, noscript");
+    if (!is_shown || !walker.currentNode.data.trim()) continue;
     const [one, other] = [light(parse(getComputedStyle(element).color)), light(background(element))];
     const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
     if (contrast < LEAST) faint.push(`${contrast.toFixed(1)}: ${walker.currentNode.data.trim().slice(0, 40)}`);
@@ -90,7 +91,7 @@ async def _serve(server: uvicorn.Server, config: uvicorn.Config) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1280])
 def test_pages_fit_their_window_and_their_text_is_legible(
-    browser: Browser, samples: tuple[str, str], width: int, scheme: ColorScheme
+    browser: Browser, samples: tuple[str, str], width: int, scheme: Literal["light", "dark"]
 ) -> None:
     address, opening = samples
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)

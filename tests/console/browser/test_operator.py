@@ -13,7 +13,7 @@ import pytest
 
 from tests.console.browser.conftest import OpenWindow, Window
 from tests.console.browser.shop import Order
-from tests.console.browser.world import World, fill_queues, reject_all
+from tests.console.browser.world import World, fill_queues, reject_all, send_all
 
 pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(300)]
 
@@ -54,7 +54,10 @@ def _counts(window: Window, queue: str) -> int:
 def _await_end(window: Window) -> str:
     """Wait for the end of the work that the page shows, and return its state. The page follows by itself."""
     state = window.page.locator("#state")
-    state.filter(has_text=re.compile("Done|Stopped|Failed")).wait_for()
+    try:
+        state.filter(has_text=re.compile("Done|Stopped|Failed")).wait_for()
+    except Exception as error:
+        raise AssertionError(window.page.locator("body").inner_text()) from error
     return state.inner_text()
 
 
@@ -127,9 +130,7 @@ def _counts_of_groups(window: Window) -> dict[str, int]:
 
 def test_redrive_is_stopped_half_way(shared_world: World, open_window: OpenWindow) -> None:
     with shared_world.connect() as connection:
-        for number in range(MANY):
-            connection.send("/queue/expiring", str(number), ttl=0.2)
-        connection.flush()
+        send_all(connection, [("expiring", str(number)) for number in range(MANY)], ttl=0.2)
         with connection.consumer("/queue/DLQ.expiring", ack="individual") as expired:
             message = expired.receive(60)
             assert message is not None

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Unpack
 
 from tests.console.browser.shop import Order
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked
 from tests.stages.service_process import ServiceProcess
 from truenext import blocking
+from truenext.client.core.send_options import SendOptions
 from truenext.client.threads.connection import Connection
 from truenext.stage import Service
 
@@ -128,18 +130,24 @@ def world(folder: Path, users: dict[str, str] | None = None) -> Iterator[World]:
         made.close()
 
 
-def fill_queues(connection: Connection, names: Sequence[str], body: str = "filled") -> None:
+def send_all(connection: Connection, messages: Sequence[tuple[str, str]], **options: Unpack[SendOptions]) -> None:
+    """Send messages, each a queue and a body."""
+    with connection.session(transacted=True) as session:
+        for start in range(0, len(messages), 1000):
+            with session.transaction():
+                for queue, body in messages[start : start + 1000]:
+                    session.send(f"/queue/{queue}", body, **options)
+
+
+def fill_queues(connection: Connection, names: Sequence[str]) -> None:
     """Send one message to each queue."""
-    for name in names:
-        connection.send(f"/queue/{name}", body)
-    connection.flush()
+    send_all(connection, [(name, "filled") for name in names])
 
 
 def reject_all(connection: Connection, queue: str, causes: Sequence[str]) -> None:
     """Send one message for each cause, and reject it with this cause."""
-    for number in range(len(causes)):
-        connection.send(f"/queue/{queue}", f'{{"number": {number}}}', headers={"content-type": "application/json"})
-    connection.flush()
+    bodies = [(queue, f'{{"number": {number}}}') for number in range(len(causes))]
+    send_all(connection, bodies, headers={"content-type": "application/json"})
     with connection.consumer(f"/queue/{queue}", ack="individual") as consumer:
         for cause in causes:
             message = consumer.receive(PATIENCE_SECONDS)
