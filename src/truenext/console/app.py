@@ -338,6 +338,8 @@ class Requests:
         status, text = failure_of(error)
         if status == 401:
             if login is not None:
+                # A broker without users may have got some.
+                self._console.has_users = True
                 await self._console.log_out(login)
             return self._ask_to_log_in(request, text)
         page = others.Failure(status=status, error=text)

@@ -148,7 +148,12 @@ class Link:
             if self.user is not None:
                 raise LoggedOut("the broker has ended this login: log in again")
             self._rights = None
-            self._connection = await self.broker.connect(None, None)
+            try:
+                self._connection = await self.broker.connect(None, None)
+            except Refused as error:
+                if error.code == Code.LOGIN:
+                    raise LoggedOut("the broker has users now: log in as one of them") from error
+                raise
             return self._connection
 
     def _ended(self, error: TruenextError) -> TruenextError:
