@@ -65,6 +65,7 @@ class Code(StrEnum):
     TOO_SLOW = "too-slow"
     BUSY = "busy"
     FORBIDDEN = "forbidden"
+    CLOSED = "closed"
 
 
 class RemoteProtocolError(TruenextError):
@@ -152,6 +153,9 @@ class NoBroker(ConnectionLost):
     is_listening = False
     """True if a program listens at one of the addresses. That program may be a broker that does not answer, or another
     program."""
+
+    is_refused = False
+    """True if each host has refused the connection, so that nothing listens at any of the addresses."""
 
 
 class Refused(TruenextError):

@@ -190,6 +190,12 @@ class TlsSocket:
                     self._tls.unwrap()
                 self._flush_notices()
 
+    @property
+    def version(self) -> str | None:
+        """Version of TLS, such as `TLSv1.3`; None before the handshake is done."""
+        with self._lock:
+            return self._tls.version()
+
     def peer_names(self) -> frozenset[str]:
         """Return the names in the peer's checked certificate, and the certificate's fingerprint, such as
         `DNS:shop.example` and `sha256:0f...`. The result is empty if the peer has sent no certificate."""

@@ -1,17 +1,24 @@
 """Tests that browsers are shown the whole queue, in memory and on disk, and do not change it; over real sockets, with a
 real store."""
 
+import asyncio
+import itertools
 import json
 import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 import stomp
 
+import truenext
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies
+from truenext.blocking import connect
+from truenext.client.core.message import Content
+from truenext.errors import Refused
 from truenext.wire.stomp.frame import Frame
 
 EVICTED = pytest.mark.parametrize("options", [("--queue-memory-limit", "100KiB", "--page-size", "50")])
@@ -30,7 +37,7 @@ def shown(client: RawClient) -> list[Frame]:
     return messages
 
 
-def truenext(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run_truenext(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return completed(*arguments)
 
 
@@ -145,15 +152,102 @@ def test_browse_command_prints_waiting_messages_and_leaves_them(broker: BrokerPr
     expected = fill(broker.connect(), queue, 30)
     url = f"stomp://127.0.0.1:{broker.port}"
     for _ in range(2):
-        ended = truenext("browse", queue, "--url", url)
+        ended = run_truenext("browse", queue, "--url", url)
         assert (ended.returncode, ended.stdout.decode().split()) == (0, expected)
-    ended = truenext("browse", queue, "--count", "3", "--selector", "weight = 4", "--json", "--url", url)
+    ended = run_truenext("browse", queue, "--count", "3", "--selector", "weight = 4", "--json", "--url", url)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [line["body"] for line in lines] == [body for body in expected if int(body) % 7 == 4][:3]
     assert lines[0]["headers"]["weight"] == "4"
 
 
 def test_browse_command_reports_the_fault_of_a_selector(broker: BrokerProcess, queue: str) -> None:
-    ended = truenext("browse", queue, "--selector", "a = ", "--url", f"stomp://127.0.0.1:{broker.port}")
+    ended = run_truenext("browse", queue, "--selector", "a = ", "--url", f"stomp://127.0.0.1:{broker.port}")
     assert ended.returncode == 2 and ended.stdout == b""
     assert b"selector: syntax error at its end" in ended.stderr
+
+
+def page(
+    broker: BrokerProcess, queue: str, count: int, after: tuple[int, int] | None = None, selector: str | None = None
+) -> list[Content]:
+    with connect(broker.url) as connection:
+        contents, is_whole = connection.browse_page(f"/queue/{queue}", count=count, after=after, selector=selector)
+        assert is_whole
+        return contents
+
+
+@EVICTED
+def test_browse_in_pages_shows_each_message_once_in_order(broker: BrokerProcess, queue: str) -> None:
+    # C17.6
+    expected = fill(broker.connect(), queue, 3000)
+    seen: list[str] = []
+    after: tuple[int, int] | None = None
+    with connect(broker.url) as connection:
+        for count in itertools.cycle((1, 7, 500)):
+            contents, is_whole = connection.browse_page(f"/queue/{queue}", count=count, after=after)
+            assert is_whole and len(contents) <= count
+            seen += [each.text for each in contents]
+            if len(contents) < count:
+                break
+            after = contents[-1].priority, contents[-1].sequence
+    assert seen == expected
+    chosen = page(broker, queue, 40, selector="weight = 3")
+    assert [each.text for each in chosen] == [each for each in expected if int(each) % 7 == 3][:40]
+    followed = page(broker, queue, 40, (chosen[-1].priority, chosen[-1].sequence), "weight = 3")
+    assert [each.text for each in followed] == [each for each in expected if int(each) % 7 == 3][40:80]
+
+
+def test_browse_after_the_last_message_of_a_priority_goes_on_with_the_next_priority(
+    broker: BrokerProcess, queue: str
+) -> None:
+    # C17.6
+    expected = fill(broker.connect(), queue, 30)
+    assert [each.text for each in page(broker, queue, 2, (8, 2**60))] == expected[10:12]
+    assert [each.text for each in page(broker, queue, 2, (6, 0))] == expected[10:12]
+    assert [each.text for each in page(broker, queue, 2, (9, 0))] == expected[:2]
+    assert page(broker, queue, 2, (0, 2**60)) == []
+
+
+def test_browse_page_ends_once_its_bodies_are_large_and_leaves_the_connection_usable(
+    broker: BrokerProcess, queue: str
+) -> None:
+    with connect(broker.url) as connection:
+        connection.send_many(f"/queue/{queue}", [bytes(100_000)] * 50)
+        contents, is_whole = connection.browse_page(f"/queue/{queue}", count=40, bytes_max=1_000_000)
+        assert not is_whole and len(contents) == 10
+        with pytest.raises(Refused, match="selector"):
+            connection.browse_page(f"/queue/{queue}", count=40, selector="a b c")
+        contents, is_whole = connection.browse_page(f"/queue/{queue}", count=40, after=(4, contents[-1].sequence))
+        assert is_whole and len(contents) == 40
+        assert json.loads(connection.control_request("queues"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"truenext-after": "10,1"},
+        {"truenext-after": "1"},
+        {"truenext-after": "a,b"},
+        {"truenext-count": "0"},
+        {"truenext-count": "-1"},
+        {"browser": "false", "truenext-count": "1"},
+        {"browser": "false", "truenext-after": "4,1"},
+    ],
+)
+def test_browse_with_wrong_options_is_refused(broker: BrokerProcess, queue: str, headers: dict[str, str]) -> None:
+    client = broker.connect()
+    client.send_frame("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true"} | headers)
+    assert client.error().headers["truenext-code"] == "header"
+
+
+def test_forgotten_login_is_no_longer_in_memory(broker: BrokerProcess) -> None:
+    password = "".join(("not", "-kept-", "7c1f"))
+    before = sys.getrefcount(password)
+
+    async def run() -> None:
+        async with truenext.connect(broker.url, user="anna", password=password, reconnect=False) as connection:
+            connection.forget_login()
+            # The closure of this function has one more.
+            assert sys.getrefcount(password) <= before + 1
+            assert await connection.control_request("connection")
+
+    asyncio.run(run())

@@ -21,13 +21,13 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dy
 from tests.spark.shop import shop
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
+from truenext.flows import events as written
 from truenext.history.stage_files import FORMAT, stage_files
 from truenext.spark.audit.command import run_audit
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
 from truenext.spark.waterfalls import waterfalls_html
-from truenext.stage import events as written
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -37,6 +37,10 @@ class ServiceProcess:
         return found[:count]
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 

@@ -24,12 +24,12 @@ from sqlalchemy.orm import Session
 
 from truenext.client.core.message import Content
 from truenext.errors import ConfigurationError
+from truenext.flows.envelope import EMPTY, VERSION, Envelope, FlowContext
+from truenext.flows.events import TRACE_MAX
 from truenext.history.stage_files import FORMAT, delete_old_files, stage_file, stage_files
 from truenext.stage import Flow, Reject, Service
-from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.definitions import StageSettings
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext
-from truenext.stage.events import TRACE_MAX, StageEvents
+from truenext.stage.events import StageEvents
 from truenext.stage.interceptors.interceptor import ExecutionResult
 from truenext.testing import broker
 

@@ -4,15 +4,8 @@ from typing import Any
 
 import pytest
 
-from truenext.stage.core.health import (
-    LOST_S,
-    PoolStatus,
-    ServiceHealth,
-    ServiceState,
-    ServiceStatus,
-    StageStatus,
-    assess_health,
-)
+from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceState, ServiceStatus, StageStatus
+from truenext.stage.core.health import LOST_S, assess_health
 
 
 def broker(

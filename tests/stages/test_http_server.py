@@ -10,7 +10,7 @@ import pytest
 from truenext.cli.stages import health_server as module
 from truenext.cli.stages.health_server import serve_health
 from truenext.errors import ConfigurationError
-from truenext.stage.core.health import ServiceHealth, ServiceStatus
+from truenext.model.service_health import ServiceHealth, ServiceStatus
 from truenext.stage.interceptors.metrics import Metrics
 
 

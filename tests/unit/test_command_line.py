@@ -20,8 +20,8 @@ from truenext.cli import logs, serve_command, terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
+from truenext.cli.queues import COUNTS
 from truenext.cli.stages import run, service_broker
-from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
@@ -443,9 +443,11 @@ OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messa
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
     options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
-    assert {param.opts[-1] for _, param in options if param.type is URL} == {"--url"}
+    # The console has an address of its own, too: `--broker` is not `--listen`.
+    assert {param.opts[-1] for path, param in options if param.type is URL and path != ("console",)} == {"--url"}
     assert [(*path, param.opts[-1]) for path, param in options if param.type is LISTENER_URL] == [("serve", "--listen")]
-    assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
+    wrong = [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
+    assert wrong == [(("console",), ["--broker"])]
 
 
 def test_url_of_openwire_is_refused_by_a_command_that_connects() -> None:
@@ -489,7 +491,7 @@ def broker_of_queues(
         brokers.append(broker)
         raise SystemExit
 
-    monkeypatch.setattr("truenext.cli.status.connected", not_connected)
+    monkeypatch.setattr("truenext.cli.queues.connected", not_connected)
     result = CliRunner().invoke(main, ["queues", *options], env=variables)
     return (brokers[0] if brokers else None), result
 

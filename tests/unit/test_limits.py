@@ -2,6 +2,7 @@
 they name is one of the code, and so is each setting."""
 
 import functools
+import json
 import re
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.test_stomp_server import connected, receive
 from tools import texts
 from tools.reference.limits import Limit, limits_by_name, sections, with_values
+from truenext.broker.queues_request import parse_queues_request
 from truenext.broker.settings import BrokerSettings
 from truenext.engine.background.bulk import parse_request
 from truenext.errors import RemoteProtocolError
@@ -73,6 +75,10 @@ def test_setting_of_a_limit_has_it_as_default_or_bound(limit: Limit) -> None:
 def named_too_many_messages() -> None:
     sequences = ",".join(map(str, range(limits.CONTROL_REQUEST_SEQUENCES_MAX + 1)))
     parse_request("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
+
+
+def named_too_many_queues() -> None:
+    parse_queues_request(json.dumps({"names": ["q"] * (limits.QUEUE_NAMES_MAX + 1)}).encode())
 
 
 def request_too_long_delay() -> None:
@@ -143,6 +149,7 @@ EXCEEDED: dict[str, Callable[[], None]] = {
     "BODY_BYTES_MAX": sent_too_large_a_body,
     "ANSWER_BYTES_MAX": receive_too_large_answer,
     "CONTROL_REQUEST_SEQUENCES_MAX": named_too_many_messages,
+    "QUEUE_NAMES_MAX": named_too_many_queues,
     "DELAY_MS_MAX": request_too_long_delay,
     "CAUSE_BYTES_MAX": send_too_long_cause,
     "HEADERS_MAX": sent_too_many_headers,

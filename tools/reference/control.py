@@ -1,7 +1,7 @@
 """Page of the control requests, docs/reference/control.md, from their structs in the code."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -10,11 +10,14 @@ from tools.reference.markdown import code, fence, joined, paragraphs, table, wra
 from tools.reference.members import members_of
 from truenext.broker import (
     backup_request,
+    connection_list,
     connection_request,
     control_answers,
     drain,
     failover_request,
     producer_request,
+    queue_details,
+    security_log,
 )
 from truenext.broker.backup_request import BackupAction, BackupRequest
 from truenext.broker.backups import BackupReport
@@ -31,6 +34,7 @@ from truenext.broker.reload import ReloadResult
 from truenext.engine.background import bulk
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.state.producer import CommitOutcome
+from truenext.model.dead_letters import DeadLetterGroup, GroupFilter
 from truenext.model.disk_level import DiskLevel
 from truenext.wire.stomp.actions import ACTION_PARSERS, ReleaseBody
 
@@ -66,6 +70,29 @@ _ANSWERS: dict[str, tuple[type[Struct], ...]] = {
 }
 """Structs of the answers to queries, by verb: the answer, and the structs in it."""
 _BULK = "bulk-work"
+_INSPECTIONS: dict[str, tuple[Callable[..., object], type[Struct] | None, *tuple[type[Struct], ...]]] = {
+    queue_details.CONSUMERS_VERB: (queue_details.report_consumers, QueueRequest, queue_details.ConsumerReport),
+    queue_details.POLICY_VERB: (
+        queue_details.report_policy,
+        QueueRequest,
+        queue_details.PolicyReport,
+        queue_details.SettingReport,
+    ),
+    connection_list.LIST_VERB: (
+        connection_list.ConnectionList.report,
+        connection_list.ConnectionsRequest,
+        connection_list.OpenConnection,
+    ),
+    connection_list.CLOSE_VERB: (
+        connection_list.ConnectionList.close,
+        connection_list.CloseRequest,
+        connection_list.CloseReport,
+    ),
+    security_log.VERB: (security_log.RecentEvents.report, None, security_log.SecurityEvent),
+}
+"""Function, request and structs of the answer of verbs about queues, connections and the security log."""
+_LISTS = {queue_details.CONSUMERS_VERB, connection_list.LIST_VERB, security_log.VERB}
+"""Verbs of these whose answer is a list."""
 
 
 def page() -> str:
@@ -100,6 +127,7 @@ def _parts() -> Iterator[str]:
         only = () if verb == "pause" else ("queue",)
         yield fields_table(control_answers.QueueChange, only=only)
     yield from _bulk_work()
+    yield from _inspections()
     yield from _failover()
     yield from _backup()
     yield from _drain()
@@ -121,6 +149,10 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
         yield _link(verb), _summary(change), "`queue`", "the same, once the change is durable"
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
+    for verb, (function, body, *answers) in _INSPECTIONS.items():
+        fields = "empty" if body is None else ", ".join(map(code, body.__struct_fields__))
+        of, answer = "list of " if verb in _LISTS else "", answers[0].__name__
+        yield _link(verb), _summary(function), fields, f"{of}[{answer}](#{answer.lower()})"
     yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
     names = ", ".join(map(code, BackupRequest.__struct_fields__))
     report = "[BackupReport](#backupreport)"
@@ -152,12 +184,20 @@ def _bulk_work() -> Iterator[str]:
     )
     yield "### Request"
     yield fields_table(bulk.BulkRequest, is_request=True)
+    yield "`redrive`, `move`, `purge` and `dead-letters` also have:"
+    yield fields_table(bulk.MessageRequest, only=_own_fields(bulk.MessageRequest), is_request=True)
     yield "`move` also has:"
     yield fields_table(bulk.Move, only=_own_fields(bulk.Move), is_request=True)
     yield "`scheduled` and `unschedule` also have:"
     yield fields_table(bulk.ScheduledRequest, only=_own_fields(bulk.ScheduledRequest), is_request=True)
+    yield "### GroupFilter"
+    yield from paragraphs(in_json(GroupFilter.__doc__ or ""))
+    yield fields_table(GroupFilter, is_request=True)
     yield "### Answer"
     yield fields_table(bulk.BulkResult)
+    yield "`dead-letters` also has:"
+    yield fields_table(bulk.DeadLettersResult, only=_own_fields(bulk.DeadLettersResult))
+    yield from struct_parts(DeadLetterGroup, "###")
     yield "`scheduled` also has:"
     yield fields_table(bulk.ScheduledResult, only=_own_fields(bulk.ScheduledResult))
     yield from struct_parts(bulk.ScheduledSendInfo, "###")
@@ -165,6 +205,16 @@ def _bulk_work() -> Iterator[str]:
 
 def _own_fields(struct: type[Struct]) -> list[str]:
     return [member.name for member in members_of(struct)]
+
+
+def _inspections() -> Iterator[str]:
+    for verb, (function, request, *answers) in _INSPECTIONS.items():
+        yield f"## {verb}"
+        yield wrapped(_summary(function))
+        if request is not None:
+            yield fields_table(request, is_request=True)
+        for struct in answers:
+            yield from struct_parts(struct, "###")
 
 
 def _failover() -> Iterator[str]:

@@ -348,6 +348,17 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "`browser:end` follows the "
             "last message.",
         ),
+        HeaderDoc(
+            ("truenext-after",),
+            "PRIORITY,SEQUENCE. Default: from the first message",
+            "Only with `browser:true`: the browser is shown the messages that come after this position in the order of "
+            "the queue, whether or not a message is there.",
+        ),
+        HeaderDoc(
+            ("truenext-count",),
+            "a number, 1 or more. Default: all",
+            "Only with `browser:true`: number of messages after which the browser has been shown everything.",
+        ),
     ),
     "UNSUBSCRIBE": (
         HeaderDoc(("id",), "a name. Required", "Id of the subscription that ends."),

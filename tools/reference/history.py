@@ -1,4 +1,4 @@
-"""Page of the history, docs/reference/history.md, from model/events.py, history/schema.py and stage/events.py."""
+"""Page of the history, docs/reference/history.md, from model/events.py, history/schema.py and flows/events.py."""
 
 import inspect
 import re
@@ -10,10 +10,9 @@ from msgspec.structs import fields
 from tools.reference.json_types import field_docs, in_json
 from tools.reference.markdown import code, joined, table, wrapped
 from tools.reference.members import members_of, text_below
+from truenext.flows import events as stage_events
 from truenext.history import schema
 from truenext.model.events import GAP_EVENTS, HISTORY_VERSION, OLDEST_HISTORY_VERSION, EventKind
-from truenext.stage import events as stage_events
-from truenext.stage.interceptors import interceptor
 
 _HEAD = f"""\
 # Reference of the history
@@ -269,7 +268,7 @@ def _stage_kinds() -> dict[str, str]:
 
 def _outcomes() -> dict[str, str]:
     """Return the meanings of outcomes from the table in the text below ExecutionOutcome."""
-    rows = re.findall(r"^    (\S+(?: \S+)*)  +(\S.*)$", text_below(interceptor, "ExecutionOutcome"), re.MULTILINE)
+    rows = re.findall(r"^    (\S+(?: \S+)*)  +(\S.*)$", text_below(stage_events, "ExecutionOutcome"), re.MULTILINE)
     return {outcome: f"{text[:1].upper()}{text[1:]}." for outcome, text in rows}
 
 

@@ -12,8 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from truenext.broker import backup_request, connection_request, drain, failover_request, producer_request
-from truenext.broker.control import QUEUE_CHANGES, QueueRequest, check_verb
+from truenext.broker import (
+    backup_request,
+    connection_list,
+    connection_request,
+    drain,
+    failover_request,
+    producer_request,
+    queue_details,
+    security_log,
+)
+from truenext.broker.control import QUEUE_CHANGES, check_verb, decode_queue_name
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
@@ -53,7 +62,7 @@ from truenext.model.destination import (
     parse_stored_address,
 )
 from truenext.model.failure_headers import ON_FAILURE, REPORT_TO
-from truenext.model.grants import Pattern, Right, User
+from truenext.model.grants import Pattern, Right, User, subscription_topic
 
 SENDABLE_QUEUES_MAX = 10_000
 """Maximum number of queues for which the broker remembers that a user may send there."""
@@ -128,25 +137,23 @@ def _require_client_id(user: User, durable_key: str) -> None:
         raise ForbiddenError(user, f"use the client-id {client_id!r}: it is not in the user's client_ids")
 
 
+def _require_name(user: User, act: str, name: str) -> None:
+    """Require that clients can name a queue, to `act` on it.
+
+    Raises: ForbiddenError if they cannot
+    """
+    if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
+        # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
+        raise ForbiddenError(user, f"{act} {name[:100]!r}: clients cannot name this queue")
+
+
 def _require_on_queue(user: User, right: Right, name: str) -> None:
     """Require a right on a queue by its name in the store, also on the queue of a durable subscription.
 
     Raises: ForbiddenError if the user lacks the right, or clients cannot name such a queue
     """
-    if not name.startswith(SUBSCRIPTION_PREFIX) and (name.startswith("/") or "," in name):
-        # A queue that no client can name otherwise: of a connection, of scheduled sends, of an ended subscription.
-        raise ForbiddenError(user, f"{right.value} {name[:100]!r}: clients cannot name this queue")
+    _require_name(user, right.value, name)
     _require(user, right, _named_by_queue(name))
-
-
-def subscription_topic(name: str) -> Pattern:
-    """Return the topic, or pattern of topics, of the durable subscription whose queue has this name.
-
-    >>> str(subscription_topic("subscription,billing,orders,orders.>,total > 99"))
-    '/topic/orders.>'
-    """
-    topic = name.split(",", 4)[3:4] or [""]
-    return Pattern(True, tuple(topic[0].split(".")))
 
 
 def _require_producers(user: User) -> None:
@@ -291,7 +298,15 @@ def _check_producer_request(user: User, request: ControlRequest) -> None:
     _require_producers(user)
 
 
-def _check_status(user: User, request: ControlRequest) -> None:
+def _check_details(user: User, request: ControlRequest) -> None:
+    """Require any right on the queue, or the right monitor. The answer shows other users only with the latter."""
+    name = decode_queue_name(request.verb, request.body)
+    _require_name(user, "inspect", name)
+    if not _may_see_name(user, name):
+        raise ForbiddenError(user, f"inspect {_named_by_queue(name)}: this needs a right on it, or the right monitor")
+
+
+def _require_monitor(user: User, request: ControlRequest) -> None:
     if not user.is_monitor:
         raise ForbiddenError(user, f"request {request.verb!r}: this needs the right monitor")
 
@@ -302,14 +317,14 @@ def _require_admin(user: User, request: ControlRequest) -> None:
 
 
 def _check_queue_change(user: User, request: ControlRequest) -> None:
-    change = decode_client_json(request.verb, request.body, QueueRequest)
-    _require_on_queue(user, Right.MANAGE, change.queue)
+    _require_on_queue(user, Right.MANAGE, decode_queue_name(request.verb, request.body))
 
 
 def _check_bulk(user: User, request: ControlRequest) -> None:
     bulk_request = decode_client_json(request.verb, request.body, bulk.VERBS[request.verb])
-    rights = [Right.BROWSE] if request.verb == "scheduled" else [Right.MANAGE]
-    if bulk_request.selector is not None and Right.BROWSE not in rights:
+    rights = [Right.BROWSE] if request.verb in ("scheduled", "dead-letters") else [Right.MANAGE]
+    is_chosen = bulk_request.selector is not None or bulk.group_of(bulk_request) is not None
+    if is_chosen and Right.BROWSE not in rights:
         # The number of matching messages tells what they contain.
         rights.append(Right.BROWSE)
     for right in rights:
@@ -338,7 +353,7 @@ def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
 
 VERB_CHECKS: dict[str, VerbCheck] = {
     "queues": _allow_verb,
-    "status": _check_status,
+    "status": _require_monitor,
     "reload": _require_admin,
     failover_request.VERB: _require_admin,
     backup_request.VERB: _require_admin,
@@ -346,6 +361,10 @@ VERB_CHECKS: dict[str, VerbCheck] = {
     "pause": _check_queue_change,
     "resume": _check_queue_change,
     **dict.fromkeys(bulk.VERBS, _check_bulk),
+    **dict.fromkeys((queue_details.CONSUMERS_VERB, queue_details.POLICY_VERB), _check_details),
+    connection_list.LIST_VERB: _require_monitor,
+    connection_list.CLOSE_VERB: _require_admin,
+    security_log.VERB: _require_admin,
     producer_request.VERB: _check_producer_request,
     connection_request.VERB: _allow_verb,
 }
@@ -354,16 +373,24 @@ VERB_CHECKS: dict[str, VerbCheck] = {
 def may_see(user: User, queue: Queue) -> bool:
     """Return whether the answer to `queues` shows a queue to a user. Any right on the queue is enough, and so is the
     right monitor."""
+    return _may_see_name(user, queue.name)
+
+
+def _may_see_name(user: User, name: str) -> bool:
     if user.is_monitor:
         return True
-    named = _named_by_queue(queue.name)
+    named = _named_by_queue(name)
     return any(user.may(right, named) for right in Right)
 
 
-def queue_of(request: ControlRequest) -> str:
-    """Return the name of the queue in the body of a control request that was executed; "" if the body names none."""
+def target_of(request: ControlRequest) -> dict[str, str]:
+    """Return what the body of a control request that was executed names: the queue, or the connection; the queue "" if
+    it names none."""
     if request.verb in bulk.VERBS:
-        return decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue
-    if request.verb in QUEUE_CHANGES:
-        return decode_client_json(request.verb, request.body, QueueRequest).queue
-    return ""
+        return {"queue": decode_client_json(request.verb, request.body, bulk.VERBS[request.verb]).queue}
+    if request.verb in (*QUEUE_CHANGES, queue_details.CONSUMERS_VERB, queue_details.POLICY_VERB):
+        return {"queue": decode_queue_name(request.verb, request.body)}
+    if request.verb == connection_list.CLOSE_VERB:
+        body = decode_client_json(request.verb, request.body, connection_list.CloseRequest)
+        return {"connection": body.connection}
+    return {"queue": ""}

@@ -28,7 +28,9 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
-from truenext.broker.control import QueryContext, own_address
+from truenext.broker.connection_list import ConnectionList
+from truenext.broker.control import QueryContext, Vitals, own_address
+from truenext.broker.control_answers import CommitsReport, HistoryReport
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.drain import Drain
@@ -36,18 +38,20 @@ from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
+from truenext.broker.rates import Rates
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.silence import Silence
 from truenext.broker.slow_clients import end_slow_clients
 from truenext.broker.stuck_check import StuckCheck
 from truenext.broker.unread_answers import UnreadAnswers
+from truenext.broker.unread_heads import UnreadHeads
 from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
-from truenext.errors import ConfigurationError, StoreError, TruenextError
+from truenext.errors import Code, ConfigurationError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
@@ -80,6 +84,7 @@ class Broker:
         users: Users | None = None,
         log: Log | None = None,
         backups: Backups | None = None,
+        policy_source: Callable[[str, str], str] = lambda *_: "default",
     ) -> None:
         """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` those of a monotonic clock. `write_time` is an
         earlier estimate for this disk. Without `users` every client may do everything. `log` is the log of which the
@@ -91,10 +96,12 @@ class Broker:
         self._log = log
         self.silence = None if log is None else Silence(log)
         """Silence of the broker; None if it has no log, so that it is never silent."""
+        self._history = history
         self._backups = backups or Backups()
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
+        self._started_ns = monotonic_ns()
         self._peers: dict[ConnectionState, Peer] = {}
         self._is_turn_due = False
         self._has_ticked = False
@@ -110,6 +117,8 @@ class Broker:
         """True once `failure` is set. A flag is quicker to read than a future; it is read several times a message."""
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
         """Reloads the configuration file. The code that starts a broker with a file replaces this function."""
+        self.policy_source = policy_source
+        """Returns what sets a setting of a queue's policy, by the names of queue and setting."""
         self.end: Callable[[], object] = lambda: None
         """Ends the broker cleanly. The code that starts a broker replaces this function."""
         self.heir: str | None = None
@@ -130,6 +139,7 @@ class Broker:
         self._alarm = Alarm(loop, self._schedule_turn)
         self._sliced_work = SlicedWork(monotonic_ns)
         self._stuck_check = StuckCheck(engine, self.pager, monotonic_ns)
+        self._rates = Rates(engine, monotonic_ns)
         self._disk_level_log = DiskLevelLog(store)
         self.warnings = ClientWarnings(loop.time)
         self.capacity = Capacity(
@@ -159,6 +169,7 @@ class Broker:
             loop,
             has_pending_answer=lambda session: self.control.requests.pending_count(session) > 0,
         )
+        self.connections = ConnectionList(self._peers, user_name_of=self.users.name_of, is_open=self.ends.is_open)
         self.drain = Drain(engine, self.ends.partially_sent_entries, self._name_of)
         self.control = self._make_control_commands()
         self._execution = self._make_execution()
@@ -181,8 +192,21 @@ class Broker:
                 self._store,
                 self._log,
                 self.hand_over,
+                self._vitals,
             ),
+            connections=self.connections,
+            close_connection=self._close_connection,
+            policy_source=lambda queue, setting: self.policy_source(queue, setting),
             schedule_turn=self._schedule_turn,
+            when_heads_known=UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).when_read,
+        )
+
+    def _vitals(self) -> Vitals:
+        totals, history = self.committer.totals, self._history
+        return Vitals(
+            (self._monotonic_ns() - self._started_ns) / 1e9,
+            CommitsReport(totals.batches, totals.bytes, round(totals.seconds, 6)),
+            None if history is None else HistoryReport(history.appended_bytes),
         )
 
     def _make_execution(self) -> Execution:
@@ -195,11 +219,15 @@ class Broker:
             self.ends,
             self.control,
             self.drain,
+            self.connections,
             self.warnings,
             begin_read=self._begin_read,
             on_failed=self._on_failed,
             monotonic_ns=self._monotonic_ns,
         )
+
+    def _close_connection(self, session: ConnectionState, reason: str) -> None:
+        self.ends.soon(session, partial(self._peers[session].end_exempt, reason, Code.CLOSED))
 
     def _name_of(self, queue: Queue) -> tuple[str, str]:
         """Return the name of a queue as its clients write it, and the address of the client that owns the queue; "" if
@@ -245,6 +273,7 @@ class Broker:
         self._peers.pop(session, None)
         self._execution.remove(session)
         self.control.remove(session)
+        self.connections.remove(session)
         self.capacity.remove(session)
         self.users.remove(session)
 
@@ -437,6 +466,8 @@ class Broker:
         self.users.flush_log()
         self._check_log()
         self._disk_level_log.update()
+        if self._rates.are_due:
+            self._sliced_work.add(self._rates.count())
         if self._stuck_check.begin():
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)

@@ -38,6 +38,20 @@ GAP_EVENTS events are lost with a crash."""
 _NO_SOCKET = -1
 
 
+class CommitTotals:
+    """Numbers of all batches that were made durable. The thread adds to them, and the event loop reads them."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes = 0
+        self.seconds = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        self.batches += 1
+        self.bytes += size
+        self.seconds += seconds
+
+
 class Committer:
     def __init__(
         self,
@@ -75,6 +89,7 @@ class Committer:
         broker, which has only the rows, must not have another history, or use a number again."""
         self._unlogged_bytes = 0
         self._write_time = write_time
+        self.totals = CommitTotals()
         self._flush_timer: TimerHandle | None = None
         self._pending: tuple[Batch, Pending] | None = None
         """Batch for whose answer the event loop waits."""
@@ -125,8 +140,9 @@ class Committer:
         if self._has_log or not batch.is_empty():
             started = monotonic()
             self._store.apply(batch)
-            size = batch.size + len(batch.history)
-            self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
+            size, seconds = batch.size + len(batch.history), monotonic() - started
+            self._write_time.add_write(size, seconds, is_inline=is_inline)
+            self.totals.add(size, seconds)
 
     # ---- Rows of a log ----
 
@@ -190,6 +206,7 @@ class Committer:
             self._watch(pending)
 
     def _finish_pending(self, batch: Batch) -> None:
+        self.totals.add(batch.size + len(batch.history), monotonic() - self._row_began)
         try:
             self._append_history(batch)
         except TruenextError as error:

@@ -60,12 +60,17 @@ class Configuration:
     """Content of the users file that `broker` names; None if it names none, or `with_files` was not called."""
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names of the settings in each table of the file, by the table's header."""
+    policy_options: frozenset[str] = frozenset()
+    """Names of the policy's settings that the command line sets."""
 
     def source(self, queue: str, name: str) -> str:
-        """Return the header of the table that sets `name` in the policy of a queue, or "default"."""
+        """Return what sets `name` in the policy of a queue: the header of a table, "command line", or "default"."""
         pattern = self.policies.pattern_of(queue)
-        headers = [toml_header(POLICY)] if pattern is None else [toml_header(POLICY, pattern), toml_header(POLICY)]
-        return next((each for each in headers if name in self.tables.get(each, ())), "default")
+        if pattern is not None and name in self.tables.get(toml_header(POLICY, pattern), ()):
+            return str(toml_header(POLICY, pattern))
+        if name in self.policy_options:
+            return "command line"
+        return toml_header(POLICY) if name in self.tables.get(toml_header(POLICY), ()) else "default"
 
 
 def configure(
@@ -92,6 +97,7 @@ def configure(
         policies=Policies(default, {each.pattern: replace(default, **values) for each, values in patterns.items()}),
         file=file,
         tables={each: frozenset(values) for each, values in tables.items()},
+        policy_options=frozenset(policy or {}),
     )
 
 

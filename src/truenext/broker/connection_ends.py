@@ -85,6 +85,10 @@ class ConnectionEnds:
         end()
         self.spent_ns += self._monotonic_ns() - began_ns
 
+    def is_open(self, session: ConnectionState) -> bool:
+        """Return whether a connection is neither about to end nor parked."""
+        return self._engine.commands.connecting.is_connected(session) and session not in self._parked
+
     # ---- Causes ----
 
     def take_over(self, session: ConnectionState, login: Login, user: str) -> tuple[str, bool]:

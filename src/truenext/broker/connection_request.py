@@ -95,10 +95,10 @@ class UserReport(msgspec.Struct):
     manage: list[str]
     """Patterns of the queues that the user may manage: move, purge and pause."""
     monitor: bool
-    """True if the user may use `status`, and see all queues in `queues` (right `monitor`)."""
+    """True if the user may use `status` and `connections`, and see all queues and their consumers (right `monitor`)."""
     admin: bool
-    """True if the user may use `reload`, `failover` and `drain`, and `scheduled` and `unschedule` for all destinations
-    (right `admin`)."""
+    """True if the user may use `close`, `security`, `reload`, `failover`, `backup` and `drain`, and `scheduled` and
+    `unschedule` for all destinations (right `admin`)."""
     client_ids: list[str]
     """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
     always allowed, and not listed."""

@@ -2,8 +2,10 @@
 
 bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
-producer, failover, backup   answered at once
-connection, drain, queries   answered later, as the answer may take long to make: control_requests.py
+producer, failover, backup, close, policy, security
+                             answered at once
+connection, drain, connections, consumers, queries
+                             answered later, as the answer may take long to make: control_requests.py
 """
 
 from collections.abc import Callable
@@ -12,17 +14,22 @@ from functools import partial
 from truenext.broker import (
     access,
     backup_request,
+    connection_list,
     connection_request,
     control,
     drain,
     failover_request,
     producer_request,
+    queue_details,
+    security_log,
 )
 from truenext.broker.backups import Backups
+from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork
+from truenext.broker.queues_request import MaySee
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -30,9 +37,6 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
-
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
 
 
 class ControlCommands:
@@ -45,20 +49,41 @@ class ControlCommands:
         time: Callable[[], float],
         backups: Backups,
         *,
-        query_context: Callable[[MaySee], control.QueryContext],
+        query_context: Callable[[MaySee, bytes], control.QueryContext],
+        connections: ConnectionList,
+        close_connection: Callable[[ConnectionState, str], None],
+        policy_source: Callable[[str, str], str],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
-        """`time` returns seconds of a clock that does not jump."""
+        """`time` returns seconds of a clock that does not jump. `close_connection` ends a connection for a reason,
+        without an attempt. `policy_source` is as for `report_policy`."""
         self._engine = engine
         self._users = users
-        self._backups = backups
         self._drain = broker_drain
         self._query_context = query_context
+        self._connections = connections
         self._schedule_turn = schedule_turn
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
+        self._at_once: dict[str, Callable[[ConnectionState, ControlRequest], bytes]] = {
+            **dict.fromkeys(
+                control.QUEUE_CHANGES, lambda _, each: control.apply_queue_change(engine, each.verb, each.body)
+            ),
+            failover_request.VERB: lambda _, each: failover_request.begin_failover(
+                query_context(None, b"").hand_over, each.body
+            ),
+            backup_request.VERB: lambda _, each: backup_request.run_backup_request(backups, each.body),
+            queue_details.POLICY_VERB: lambda _, each: queue_details.report_policy(
+                self._require_queue(each), policy_source
+            ),
+            connection_list.CLOSE_VERB: lambda session, each: connections.close(session, each.body, close_connection),
+            security_log.VERB: lambda *_: users.recent_events(),
+        }
+        """Functions that execute a request and return its answer, by verb."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
         """Execute a control request, or begin its execution.
@@ -68,37 +93,60 @@ class ControlCommands:
         engine = self._engine
         engine.commands.administering.expect_reply(request.reply_to)
         self.only.note_activity(session)
-        now_ms = engine.state.commit_state.now_ms
         if request.verb in bulk.VERBS:
             # Raises at once if the request is invalid.
             engine.tasks.bulk.add(session, request)
-        elif request.verb in control.QUEUE_CHANGES:
-            changed = control.apply_queue_change(engine, request.verb, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
-        elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
-        elif request.verb == backup_request.VERB:
-            report = backup_request.run_backup_request(self._backups, request.body)
-            engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
+        elif request.verb in self._at_once:
+            self._reply(request, self._at_once[request.verb](session, request))
         elif request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(
                 engine, request.body, partial(user_producer, self._users.name_of(session))
             )
-            engine.commands.administering.reply(control.make_reply_message(request, known, now_ms), batch)
+            self._reply(request, known, batch)
+        elif request.verb == queue_details.CONSUMERS_VERB:
+            self._require_queue(request)
+            self.requests.add(session, request, about=session, body=request.body)
+        elif request.verb == connection_list.LIST_VERB:
+            connection_list.parse_connections_request(request.body)
+            self.requests.add(session, request, about=session, body=request.body)
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
-            control.check_verb(request.verb)
-            user = self._users.user_of(session)
-            self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
+            body = control.check_query(request)
+            self.requests.add(session, request, about=None if self._users.sees_all(session) else session, body=body)
+        self._users.note_control_request(session, request)
 
-    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+    def _require_queue(self, request: ControlRequest) -> Queue:
+        """Return the queue that the body names.
+
+        Raises: RemoteProtocolError if the body is invalid, or there is no such queue
+        """
+        return self._engine.queues.require_permanent(control.decode_queue_name(request.verb, request.body))
+
+    def _reply(self, request: ControlRequest, body: bytes, batch: int = 0) -> None:
+        """Send an answer, once the batch is durable that `Administering.reply` waits for."""
+        message = control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
+        self._engine.commands.administering.reply(message, batch)
+
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
+
+    def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
+        if name == connection_list.LIST_VERB:
+            return self._connections.report(connection_list.parse_connections_request(body))
+        if name == queue_details.CONSUMERS_VERB:
+            assert about is not None, "`execute` names the connection"
+            identify = partial(self._connections.identify, client=about, sees_all=self._users.sees_all(about))
+            return queue_details.report_consumers(self._engine, control.decode_queue_name(name, body), identify)
         if name == connection_request.VERB:
             assert about is not None, "`execute` names the connection"
             return connection_request.make_connection_report(self._engine, about, self._users.user_of(about))
@@ -106,14 +154,12 @@ class ControlCommands:
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[name](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see, body))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""
         self.only.note_activity(session)
-        self._engine.commands.administering.reply(
-            control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
-        )
+        self._reply(request, body)
         self._schedule_turn()
         return self._engine.commands.connecting.is_connected(session)
 

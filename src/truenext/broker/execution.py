@@ -12,6 +12,7 @@ from typing import Any
 from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_discarded_messages
 from truenext.broker.connection_ends import ConnectionEnds
+from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork, Steps
@@ -81,6 +82,7 @@ class Execution:
         ends: ConnectionEnds,
         control: ControlCommands,
         drain: Drain,
+        connections: ConnectionList,
         warnings: ClientWarnings,
         *,
         begin_read: Callable[[], object],
@@ -97,6 +99,7 @@ class Execution:
         self._ends = ends
         self._control = control
         self._drain = drain
+        self._connections = connections
         self._warnings = warnings
         self._begin_read = begin_read
         self._on_failed = on_failed
@@ -285,6 +288,7 @@ class Execution:
             self._control.only.add(session, limit)
         self._before_login.remove(session)
         self._engine.commands.log_in(session, login)
+        self._connections.add(session, self._commit_state.now_ms)
         peer.send_connected(login, secret, is_takeover=is_takeover, is_checked=found is not None)
 
     def _end_former(self, session: ConnectionState, login: Login) -> bool:

@@ -13,7 +13,7 @@ from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import BrokerConsumer, Subscriber
 from truenext.engine.state.queue import Entry
-from truenext.errors import RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import Answer
 from truenext.model.commands import Command, Login
 
@@ -73,8 +73,9 @@ class Peer(Protocol):
     def end_slow_client(self, reason: str) -> None:
         """End the connection with an ERROR: its client reads or sends so slowly that it takes too much memory."""
 
-    def end_user(self, reason: str) -> None:
-        """End the connection with an ERROR, without an attempt: a reload has taken rights from its user."""
+    def end_exempt(self, reason: str, code: Code) -> None:
+        """End the connection with an ERROR, without an attempt: a reload has taken rights from its user, or an operator
+        has closed it."""
 
     @property
     def bytes_sent(self) -> int:

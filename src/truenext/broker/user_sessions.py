@@ -78,7 +78,7 @@ class UserSessions:
         self._ids = ConnectionIds()
         self._id_refusals: dict[str, float] = {}
         """Time from which on the next login with a connection id of another user is logged, by user."""
-        self._log = SecurityLog(loop.time)
+        self._log = SecurityLog(loop.time, lambda: engine.state.commit_state.now_ms)
 
     def user_of(self, session: ConnectionState) -> User | None:
         """Return the user of a connection; None before its login, after its end, and in a broker without users."""
@@ -90,6 +90,12 @@ class UserSessions:
         users."""
         found = self._users.get(session)
         return "" if found is None else found.user.name
+
+    def sees_all(self, session: ConnectionState) -> bool:
+        """Return whether answers to control requests show everything to a connection: its user has the right `monitor`,
+        or the broker has no users."""
+        user = self.user_of(session)
+        return self._logins is None or (user is not None and user.is_monitor)
 
     def remove(self, session: ConnectionState) -> None:
         """Forget a closed connection, and the rights to reply to its temporary queues and topics."""
@@ -214,7 +220,6 @@ class UserSessions:
             return
         actions[Browse] = self._browse
         actions[Send] = self._send
-        actions[ControlRequest] = partial(self._control, actions[ControlRequest])
         for command, action in actions.items():
             if command not in (Login, SendRun):
                 actions[command] = self._guarded(access.COMMAND_CHECKS.get(command), action)
@@ -257,12 +262,16 @@ class UserSessions:
 
         return action if check is access.check_nothing else checked_action
 
-    def _control(self, action: Action, session: ConnectionState, request: ControlRequest) -> None:
-        action(session, request)
+    def note_control_request(self, session: ConnectionState, request: ControlRequest) -> None:
+        """Log and remember a control request that was executed."""
         if request.verb not in (connection_request.VERB, producer_request.VERB):
             # The other two are requests of client libraries, made without their programs, about their own connections.
-            user, queue = self.name_of(session), access.queue_of(request)
-            self._log_event(logging.INFO, "control request", session, user, verb=request.verb, queue=queue)
+            user, target = self.name_of(session), access.target_of(request)
+            self._log_event(logging.INFO, "control request", session, user, verb=request.verb, **target)
+
+    def recent_events(self) -> bytes:
+        """Report the last refusals, failed logins and control requests: a list of SecurityEvent as JSON."""
+        return self._log.recent.report()
 
     def _send(self, session: ConnectionState, send: Send) -> None:
         if send.names_destinations or send.destination.session or send.destination.parts:
@@ -325,7 +334,7 @@ class UserSessions:
                 self._users[session] = SessionUser(entry.user, credential)
                 continue
             self._log_event(logging.WARNING, "connection ended", session, user.name, reason=reason)
-            end = partial(self._peers[session].end_user, reason)
+            end = partial(self._peers[session].end_exempt, reason, Code.FORBIDDEN)
             if self._has_pending_answer(session):
                 # A `reload` that ends its own connection is answered first: the turn that sends the answer is scheduled
                 # after the first `call_soon`, and before the second. Until the end the user may do nothing.

@@ -8,6 +8,7 @@ from truenext.cli.bulk_work import (
     BulkWork,
     BulkWorkKind,
     dead_letter_selector_option,
+    group_options,
     id_option,
     json_option,
     selector_option,
@@ -27,6 +28,7 @@ count_option = click.option(
 @click.argument("queue", type=QueueNameParam())
 @id_option("dead letter")
 @dead_letter_selector_option
+@group_options
 @count_option
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
@@ -50,6 +52,7 @@ def redrive(queue: str, as_json: bool, broker: BrokerOptions, **options: Any) ->
 @click.argument("to", type=QueueNameParam(is_creatable=True))
 @id_option("message")
 @selector_option
+@group_options
 @count_option
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and move none.")
 @json_option
@@ -69,6 +72,7 @@ def move(queue: str, to: str, as_json: bool, broker: BrokerOptions, **options: A
 @click.command()
 @click.argument("queue", type=QueueNameParam())
 @selector_option
+@group_options
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and remove none.")
 @json_option
 @broker_options

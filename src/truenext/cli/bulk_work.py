@@ -3,6 +3,7 @@ progress on standard error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from typing import Any, NamedTuple
 
 import click
@@ -14,7 +15,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, connected, control_answers, send_control_request
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
-from truenext.cli.values import COUNT, SELECTOR
+from truenext.cli.values import COUNT, SELECTOR, TEXT
 from truenext.errors import Code, Refused
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
@@ -27,6 +28,24 @@ dead_letter_selector_option = click.option(
     help='Only messages that this JMS selector matches, such as "truenext_original_attempts > 2". A header with '
     "hyphens is named with underscores.",
 )
+_GROUP_FIELDS = ("origin", "reason", "cause")
+
+
+def group_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add options for a group of dead letters to a command. The command gets the argument `group`: the fields of a
+    GroupFilter, or None if no option is used."""
+
+    @wraps(command)
+    def with_group(**values: Any) -> None:
+        fields = {name: values.pop(name) for name in _GROUP_FIELDS}
+        command(group=fields if set(fields.values()) != {None} else None, **values)
+
+    for name in reversed(_GROUP_FIELDS):
+        text = f"Only dead letters with this {name}, as `truenext dead-letters` shows it."
+        with_group = click.option(f"--{name}", type=TEXT, help=text)(with_group)
+    return with_group
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
@@ -107,16 +126,17 @@ class BulkWork:
         *,
         dry_run: bool,
         selector: str | None,
+        group: dict[str, str | None] | None = None,
         count: int | None = None,
         numbers: Iterable[int] = (),
     ) -> None:
         """Prepare the work for the messages of `target`. The further arguments are the values of the command's options:
-        `numbers`, `selector` and `count` restrict the work to some of these messages."""
+        `numbers`, `selector`, `group` and `count` restrict the work to some of these messages."""
         self._kind = kind
         self._done = f"would be {kind.participle}" if dry_run else kind.participle
         self._limit = count
         self._is_dry = dry_run
-        options = {"dry_run": dry_run, "selector": selector, "limit": count}
+        options = {"dry_run": dry_run, "selector": selector, "group": group, "limit": count}
         self._request: dict[str, Any] = target | {name: each for name, each in options.items() if each is not None}
         self._missing = set(numbers)
         self._count = 0

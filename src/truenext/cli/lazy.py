@@ -22,7 +22,7 @@ class LazyGroup(click.Group):
         module = self._modules.get(cmd_name)
         if module is None:
             return None
-        command: click.Command = getattr(importlib.import_module(f"truenext.cli.{module}"), cmd_name)
+        command: click.Command = getattr(importlib.import_module(f"truenext.cli.{module}"), cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

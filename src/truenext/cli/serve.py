@@ -113,6 +113,7 @@ def serve(
             users=configuration.users,
             log=opened.log,
             backups=_make_backups(configuration, opened.store),
+            policy_source=configuration.source,
         )
         make_listener = partial(
             Listener,
@@ -337,6 +338,7 @@ def _apply_settings(member: MemberSettings, changed: Configuration) -> None:
 
 def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
     broker.change_policies(changed.policies)
+    broker.policy_source = changed.source
     if changed.users is not None:
         broker.users.replace(changed.users)
         broker.warnings.keep_users(changed.users)

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -71,6 +72,22 @@ def format_utc(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+_UNITS = (("s", 1, 120), ("m", 60, 2 * 3600), ("h", 3600, 2 * 86_400))
+"""Units of a time: name, seconds, and the seconds from which on the next unit is shown."""
+
+
+def format_age(seconds: float) -> str:
+    """Return a time as a short text, in the largest unit of which it has two or more.
+
+    >>> [format_age(seconds) for seconds in (0.4, 119, 7199, 2 * 86_400 - 1, 86_400 * 100)]
+    ['0 s', '119 s', '119 m', '47 h', '100 d']
+    """
+    for name, unit_s, until_s in _UNITS:
+        if seconds < until_s:
+            return f"{seconds // unit_s:.0f} {name}"
+    return f"{seconds // 86_400:,.0f} d"
+
+
 def ensure_stdout() -> None:
     """If standard output is closed, replace it by a file that cannot be written to, so that printing fails. This also
     keeps the numbers of the standard streams from being given to a socket or another file; the event loop aborts on
@@ -125,6 +142,20 @@ def flush_errors() -> None:
             sys.stderr.flush()
         except OSError:
             discard_output(sys.stderr)
+
+
+def print_columns(head: Sequence[str], rows: Iterable[Sequence[str | int]]) -> None:
+    """Print rows below a head, in columns. Numbers are at the right. Nothing is wrapped or cut. rich is not used:
+    it takes a third of a millisecond for each row."""
+    lines = [head, *rows]
+    texts = [[escape_line(f"{each:,}" if isinstance(each, int) else each) for each in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for line in texts:
+        cells = [
+            cell.rjust(width) if isinstance(kind, int) else cell.ljust(width)
+            for cell, width, kind in zip(line, widths, lines[-1], strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
 
 
 def print_drawn(drawn: Table | Tree) -> None:

@@ -133,6 +133,10 @@ class Browse(msgspec.Struct, gc=False):
     """Condition on messages; None matches all."""
     is_pulling: bool = False
     """True if the browser is shown only as many messages as `Credit` commands request."""
+    after: tuple[int, int] | None = None
+    """Rank and sequence of the message after which the browse begins; None begins with the first message."""
+    count: int | None = None
+    """Number of messages with which the browse ends; None shows all."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):

@@ -83,6 +83,16 @@ def parse_pattern(text: str) -> Pattern:
     return Pattern(is_topic, tuple(words.split(".")))
 
 
+def subscription_topic(name: str) -> Pattern:
+    """Return the topic, or pattern of topics, of the durable subscription whose queue has this name.
+
+    >>> str(subscription_topic("subscription,billing,orders,orders.>,total > 99"))
+    '/topic/orders.>'
+    """
+    topic = name.split(",", 4)[3:4] or [""]
+    return Pattern(True, tuple(topic[0].split(".")))
+
+
 class User:
     """User with grants. A reload makes new objects for all users."""
 

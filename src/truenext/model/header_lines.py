@@ -5,6 +5,7 @@ colon and backslash inside a name or value are escaped as in STOMP 1.2, section 
 """
 
 import re
+from typing import NamedTuple
 
 from truenext.model.numerals import are_digits
 
@@ -131,6 +132,32 @@ def first_destination_of(header: bytes) -> str:
     '/queue/a'
     """
     return _value(header, _ORIGINAL_DESTINATION) or _value(header, _DESTINATION)
+
+
+class DeadLetterFacts(NamedTuple):
+    """Headers with which the broker says where a dead letter comes from, and why it is one. A text is "" if the message
+    lacks the header."""
+
+    original_destination: str
+    reason: str
+    last_cause: str
+    time_ms: int
+    """Milliseconds since the epoch at which the message became a dead letter; 0 if the message is none."""
+
+
+def dead_letter_facts_of(header: bytes) -> DeadLetterFacts:
+    r"""Return the facts about a dead letter.
+
+    >>> dead_letter_facts_of(b"truenext-dead-letter-cause:expired\ntruenext-dead-letter-timestamp:7\n")
+    DeadLetterFacts(original_destination='', reason='expired', last_cause='', time_ms=7)
+    """
+    time = _value(header, b"truenext-dead-letter-timestamp:")
+    return DeadLetterFacts(
+        original_destination=_value(header, _ORIGINAL_DESTINATION),
+        reason=_value(header, b"truenext-dead-letter-cause:"),
+        last_cause=_value(header, b"truenext-original-last-cause:"),
+        time_ms=int(time) if are_digits(time) else 0,
+    )
 
 
 def closes_group(header: bytes) -> bool:

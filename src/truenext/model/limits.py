@@ -587,6 +587,12 @@ CONTROL_REQUEST_SEQUENCES_MAX = 1000
 Exceeded: `of length <= {CONTROL_REQUEST_SEQUENCES_MAX}`
 """
 
+QUEUE_NAMES_MAX = 100
+"""Queues that one request `queues` may name.
+
+Exceeded: `of length <= {QUEUE_NAMES_MAX}`
+"""
+
 PIECES_MAX = 100
 """Answers that one connection may wait for, each to a control request or a piece of bulk work.
 
@@ -603,6 +609,25 @@ ANSWER_SECONDS_MAX = 60
 """Seconds in which a client must have taken all of a large answer, if other answers wait.
 
 Exceeded: `or not all of it for {ANSWER_SECONDS_MAX} seconds, and other requests wait`
+"""
+
+DEAD_LETTER_GROUPS_MAX = 1000
+"""Groups of dead letters that `truenext dead-letters` and the console tell apart.
+
+Exceeded: No error. The messages of all further groups count as others.
+"""
+
+CAUSE_LINE_LENGTH_MAX = 255
+"""Characters of a cause's first line by which dead letters are grouped.
+
+Exceeded: No error. The rest is left out.
+"""
+
+SECURITY_EVENTS_MAX = 100
+"""Different events of each of three kinds that the broker remembers for the control request `security`: refused
+requests, failed logins, and control requests. An event that repeats counts once.
+
+Exceeded: No error. The event that happened longest ago is forgotten.
 """
 
 SHOWN_BODY_BYTES = 1000
@@ -916,6 +941,12 @@ DEAD_LETTERS_PER_TURN = 100
 
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends in one piece of a list of scheduled sends."""
+
+DEAD_LETTERS_PER_PIECE = 200
+"""Dead letters in one piece of an answer to `dead-letters`, which is made in one step."""
+
+GROUP_SEQUENCES_MAX = 10
+"""Sequences that a group of dead letters names."""
 
 SEQUENCE_MAX = 2**63 - 1
 """Highest sequence that the broker gives."""

@@ -97,7 +97,9 @@ class ServerConnection:
 
     @property
     def client_info(self) -> ClientInfo:
-        return ClientInfo(self._name, self._wire.client_id)
+        tls = self._socket.tls
+        version = None if tls is None else tls.version
+        return ClientInfo(self._name, self._wire.client_id, self._wire.rules.protocol, version)
 
     @property
     def certificate_names(self) -> Collection[str]:
@@ -186,8 +188,8 @@ class ServerConnection:
     def end_slow_client(self, reason: str) -> None:
         self._ending.refuse(reason, Code.TOO_SLOW)
 
-    def end_user(self, reason: str) -> None:
-        self._ending.refuse(reason, Code.FORBIDDEN, is_exempt=True)
+    def end_exempt(self, reason: str, code: Code) -> None:
+        self._ending.refuse(reason, code, is_exempt=True)
 
     def _note_closed(self) -> None:
         self._wire.detach()

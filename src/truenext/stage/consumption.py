@@ -9,10 +9,10 @@ from collections.abc import Container
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.clock import monotonic
 from truenext.errors import Refused
+from truenext.model.service_health import StageStatus
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.definitions import Stage
 from truenext.stage.core.failure import describe_error
-from truenext.stage.core.health import StageStatus
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.user_code import is_being_cancelled

@@ -24,6 +24,7 @@ from truenext.stage.core.definitions import (
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name, replies_queue
 from truenext.stage.interceptors.interceptor import Interceptor
+from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.lifespan import LifespanFactory
 
 M = TypeVar("M")
@@ -92,7 +93,7 @@ class Definition:
                 `contextlib.asynccontextmanager`. Its annotation `-> AsyncIterator[Shared]` names the value's class: a
                 stage takes the value by a parameter of that class.
             interceptors: Interceptors of all stages and of the messages that the service sends; the first one is
-                outermost.
+                outermost. If no `Metrics` is among them, the service adds one before them.
             events: Folder in which each process that runs the stages records their executions, for `truenext audit
                 --stages`.
 
@@ -105,6 +106,8 @@ class Definition:
         self.broker = _checked_brokers(name, broker)
         self.lifespan, self.interceptors = lifespan, list(interceptors)
         self._check_hooks(name)
+        self.metrics = self._ensure_metrics()
+        """Interceptor that counts executions."""
         self.database = database
         self.credentials = _make_credentials(name, user, password, files)
         self.events = None if events is None else Path(events)
@@ -126,6 +129,14 @@ class Definition:
         for each in self.interceptors:
             if not isinstance(each, Interceptor):
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
+
+    def _ensure_metrics(self) -> Metrics:
+        for each in self.interceptors:
+            if isinstance(each, Metrics):
+                return each
+        metrics = Metrics()
+        self.interceptors.insert(0, metrics)
+        return metrics
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

@@ -11,7 +11,7 @@ from typing import Final
 
 from truenext.client.tasks.connection import Connection
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
-from truenext.stage.core.health import PoolStatus
+from truenext.model.service_health import PoolStatus
 from truenext.stage.core.output import PRIORITY_INTERACTIVE
 from truenext.stage.interceptors.interceptor import PoolName
 

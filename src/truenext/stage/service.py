@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overload
 
 from truenext.errors import ConfigurationError, InDoubt, LocalProtocolError
+from truenext.model.service_health import ServiceHealth, ServiceStatus
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint
-from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, ServiceStatus, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, assess_health
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext, checked_key_id
 from truenext.stage.initiator import EXPIRY_GRACE_S, checked_timeout

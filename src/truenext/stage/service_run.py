@@ -18,11 +18,13 @@ from truenext.client.password_file import absolute_paths
 from truenext.client.tasks.connection import connect_with_options
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 from truenext.model.grants import Right, User, parse_pattern
+from truenext.model.process_report import STAGES_TOPIC
+from truenext.model.service_health import ServiceState, ServiceStatus
 from truenext.model.url import parse_url
 from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
+from truenext.stage.core.health import DATABASE_AVAILABLE, STALLED_AFTER_S
 from truenext.stage.events import StageEvents
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
@@ -30,8 +32,11 @@ from truenext.stage.introspection.grants import missing_grants, needed_grants
 from truenext.stage.kept_replies import KeptReplies
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
+from truenext.stage.reporter import Reporter
+from truenext.stage.responder import Responder
 from truenext.stage.sql.errors import DatabaseUnavailable
 from truenext.stage.user_code import cancel_all
+from truenext.stage.user_grants import request_user
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,17 +65,6 @@ CANCEL_TIMEOUT_S = 1.0
 """Seconds that a stop waits for handlers of messages after it has cancelled them."""
 
 
-class _UserGrants(msgspec.Struct):
-    name: str
-    send: list[str]
-    take: list[str]
-
-
-class _ConnectionFacts(msgspec.Struct):
-    user: _UserGrants | None = None
-    """User of the connection; None if the broker has no users."""
-
-
 class RunResources(msgspec.Struct, frozen=True):
     """Broker, database and folder for events that one run of a service uses."""
 
@@ -96,6 +90,8 @@ class ServiceRun:
     """True: the run waits without limit for a broker and a database that are not available yet."""
     creates_tables: bool = False
     """True, for tests: the run creates missing tables of exactly-once processing."""
+    stalled_after_s: float = STALLED_AFTER_S
+    """Seconds after which a stage is not live in reports if it has messages and completes none."""
 
     def __post_init__(self) -> None:
         """Create a run. Then call `prepare`, `connect` and `start` to run the stages, or `connect` and
@@ -112,6 +108,8 @@ class ServiceRun:
         self._outbox_fault = ""
         """Reason why the last attempt to open the outbox has failed, in a service whose outbox no other process sends;
         empty if no attempt has failed, or the outbox is open."""
+        self._responder: Responder | None = None
+        """Sender of this process's reports; None before the stages run."""
         self._policy_refresh: asyncio.Task[None] | None = None
         """Task that requests the policies of the stages' queues."""
         self._state: ServiceState = "waiting for the broker"
@@ -191,6 +189,13 @@ class ServiceRun:
         )
         await self._wait_until_subscribed()
         self._state = "running"
+        self._start_responder()
+
+    def _start_responder(self) -> None:
+        """Answer requests for the report of this process. The interactive pool is not used, since no caller waits."""
+        reporter = Reporter(self._definition, self.context, self.status, self.stalled_after_s, self.exactly_once)
+        self._responder = Responder(self._pools[1].connection, reporter.make_report)
+        self._responder.start()
 
     async def _find_user(self) -> User | None:
         """Return the user of this run, with its grants; None if the broker has no users, or does not answer, or the run
@@ -199,15 +204,10 @@ class ServiceRun:
         if credentials.user is None and credentials.certificate is None:
             return None
         try:
-            body = await self.connection.control_request("connection")
+            return await request_user(self.connection)
         except (TruenextError, TimeoutError) as error:
             _logger.warning("cannot check the grants of the user", extra={"error": str(error)})
             return None
-        granted = msgspec.json.decode(body, type=_ConnectionFacts).user
-        if granted is None:
-            return None
-        rights = {Right.SEND: granted.send, Right.TAKE: granted.take}
-        return User(granted.name, {right: map(parse_pattern, texts) for right, texts in rights.items()})
 
     def _warn_of_missing_grants(self, user: User | None) -> None:
         """Log the grants that the user lacks."""
@@ -218,6 +218,8 @@ class ServiceRun:
         needed = needed_grants(
             definition.endpoints.values(), definition.remotes.values(), definition.topics.values(), keeper
         )
+        # The responder logs it if the user may not take from its topic: the service runs without that grant.
+        needed[Right.TAKE].remove(parse_pattern(STAGES_TOPIC))
         missing = missing_grants(needed, user)
         if missing:
             facts = {right.value: [str(each) for each in patterns] for right, patterns in missing.items()}
@@ -468,6 +470,8 @@ class ServiceRun:
                 last_first.push_async_callback(self._initiator.stop)
             if self._kept_replies is not None:
                 last_first.push_async_callback(self._kept_replies.stop)
+            if self._responder is not None:
+                last_first.push_async_callback(self._responder.stop)
 
     async def _close_pools(self) -> None:
         """Close both pools concurrently, since closing a pool may wait for a broker that does not answer."""

@@ -95,6 +95,8 @@ class WireReplies(Protocol):
 class ProtocolRules(NamedTuple):
     """Rules of a protocol for logins and ends, and the words for them in errors and in the log."""
 
+    protocol: str
+    """Name of the protocol."""
     opening_seconds_max: float
     """Seconds from the accept of a connection, its TLS handshake included, until its opening must be complete
     (`WireSession.is_opening`)."""

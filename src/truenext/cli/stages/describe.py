@@ -24,7 +24,8 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.credentials import Credentials
 from truenext.model.destination import DEAD_LETTER_PREFIX
-from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode, graph_of
+from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
+from truenext.stage.introspection.graph import graph_of
 
 
 class QueueCounts(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode
+from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
 
 
 class _Arrow(NamedTuple):

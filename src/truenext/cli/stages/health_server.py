@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from truenext.errors import ConfigurationError
+from truenext.model.service_health import ServiceHealth
 from truenext.model.url import host_and_port
-from truenext.stage.core.health import ServiceHealth
 from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
 
 REQUEST_BYTES_MAX = 8192

@@ -44,11 +44,11 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.model.service_health import ServiceHealth
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
-from truenext.stage.core.health import STALLED_AFTER_S, ServiceHealth, assess_health
+from truenext.stage.core.health import STALLED_AFTER_S, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
-from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.service import Service
 from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
 
@@ -228,7 +228,13 @@ class _ServiceProcess:
         """
         service = self._service
         self._listen_to_signals()
-        running = ServiceRun(service, service.plans(), RunResources.of(service), waits=True)
+        running = ServiceRun(
+            service,
+            service.plans(),
+            RunResources.of(service),
+            waits=True,
+            stalled_after_s=self._stalled_after_s,
+        )
         async with AsyncExitStack() as stack:
             note = ""
             if health_at is not None:
@@ -283,8 +289,7 @@ class _ServiceProcess:
         return assess_health(running.status(), self._stalled_after_s)
 
     async def _metrics(self, running: ServiceRun) -> str:
-        metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
-        text = "" if metrics is None else metrics.exposition()
+        text = self._service.metrics.exposition()
         exactly_once = running.exactly_once
         return text if exactly_once is None else text + await exactly_once.metrics_text()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -106,11 +107,20 @@ def connect_options(
 
 
 class BrowseListener(Protocol):
-    """Object that gets the messages of a browser. The browser's connection is used for nothing else."""
+    """Object that gets the messages of a browser."""
 
     def on_message(self, frame: Frame) -> None: ...
 
     def on_ended(self, error: Exception) -> None: ...
+
+
+class FailedAttempt(NamedTuple):
+    """Attempt to connect that has failed, or is under way."""
+
+    reason: str
+    is_listening: bool = False
+    is_refused: bool = False
+    """True if the host has refused the connection, so that nothing listens there."""
 
 
 class Client:
@@ -142,8 +152,8 @@ class Client:
         """Reason why the client opens no more connections; None while it does."""
         self._last_error: Exception | None = None
         """Error of the last failed attempt to connect."""
-        self._failures: dict[str, tuple[str, bool]] = {}
-        """Reason of the last failed attempt at each URL, and whether a program listens there."""
+        self._failures: dict[str, FailedAttempt] = {}
+        """Last failed attempt at each URL."""
         self.is_listening = False
         """True if the last attempt to connect has connected a socket, so that a program listens at the address."""
         self.attempt_timeout_s = ATTEMPT_TIMEOUT_S
@@ -163,7 +173,8 @@ class Client:
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report of a problem, by URL and reason."""
         self.reconnect_count = -1
-        self.browse_listener: BrowseListener | None = None
+        self.browse_listeners: dict[str, BrowseListener] = {}
+        """Listeners of the browsers of this connection, by subscription."""
         self.is_read_buffer_full = False
         """True if the driver must not read the socket for now, because a browser has enough messages."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
@@ -208,7 +219,7 @@ class Client:
         url, reason = self.current_url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self._last_error = error
-        self._failures[url] = reason, self.is_listening
+        self._failures[url] = FailedAttempt(reason, self.is_listening, isinstance(error, ConnectionRefusedError))
         self._failed_connect_count += 1
         is_busy = isinstance(error, Refused) and error.code == Code.BUSY
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
@@ -235,11 +246,12 @@ class Client:
         the broker's own refusal."""
         if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
             return Refused(str(self._last_error), self._last_error.code)
-        under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at)), self.is_listening
-        untried = dict.fromkeys((each.url for each in self.options.addresses), (_NOT_TRIED_TEXT, False))
-        failures = untried | {self.current_url: under_way} | self._failures
-        error = NoBroker(f"no broker at {_join_reasons({url: reason for url, (reason, _) in failures.items()})}")
-        error.is_listening = any(is_listening for _, is_listening in failures.values())
+        under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at))
+        failures = dict.fromkeys((each.url for each in self.options.addresses), FailedAttempt(_NOT_TRIED_TEXT))
+        failures |= {self.current_url: FailedAttempt(under_way, self.is_listening)} | self._failures
+        error = NoBroker(f"no broker at {_join_reasons({url: each.reason for url, each in failures.items()})}")
+        error.is_listening = any(each.is_listening for each in failures.values())
+        error.is_refused = all(each.is_refused for each in failures.values())
         return error
 
     def attempt_timeout_error(self) -> TimeoutError:
@@ -359,8 +371,8 @@ class Client:
             if transaction.link_number == link.number:
                 transaction.mark_rollback_only(cause)
         self.pending_requests.on_connection_lost(cause)
-        if self.browse_listener is not None:
-            self.browse_listener.on_ended(error)
+        for listener in list(self.browse_listeners.values()):
+            listener.on_ended(error)
         self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
@@ -371,6 +383,11 @@ class Client:
                 final_error = ClosedError(_CLOSED_TEXT)
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
+
+    def forget_login(self) -> None:
+        """Drop user and password: the connection stays, and is not opened again once it is lost."""
+        options, names = self.options, replace(self.options.credentials, user=None, password=None, password_file=None)
+        self.options = msgspec.structs.replace(options, credentials=names, reconnects=False)
 
     def fail_permanently(self, error: TruenextError) -> None:
         """End the client with `error`; no more connections are opened."""
@@ -393,8 +410,9 @@ class Client:
         if frame.command == "MESSAGE":
             # If the subscription has ended, the message is ignored: the end of the subscription has released it.
             if not self.subscriptions.on_message(frame):
-                if self.browse_listener is not None:
-                    self.browse_listener.on_message(frame)
+                listener = self.browse_listeners.get(frame.headers.get("subscription", ""))
+                if listener is not None:
+                    listener.on_message(frame)
                 else:
                     self.pending_requests.on_message(frame)
         else:

@@ -231,6 +231,8 @@ class Driver(BaseDriver):
                     client.on_connect_failed(client.attempt_timeout_error() if is_own_timeout else error)
                     continue
                 self._start_link(sock, address, password)
+                # It is not kept while the connection lasts.
+                del password
                 assert self._socket_closed is not None, "it has begun"
                 await self._socket_closed
         except Exception as error:

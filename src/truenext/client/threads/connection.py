@@ -21,7 +21,7 @@ from truenext.client.core.disposition import ACKED, CountedAttempts, Disposition
 from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from truenext.client.core.health import Health
 from truenext.client.core.message import Content
-from truenext.client.core.queue_browser import QueueBrowser
+from truenext.client.core.queue_browser import PAGE_BODIES_MAX, PageOptions, QueueBrowser, read_page
 from truenext.client.core.send_buffer import PendingSend, SendBatch
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
@@ -634,6 +634,40 @@ class Connection:
         within 10 seconds
         """
         return self._browse(destination, selector)
+
+    def browse_page(
+        self,
+        destination: str,
+        *,
+        count: int,
+        selector: str | None = None,
+        after: tuple[int, int] | None = None,
+        bytes_max: int = PAGE_BODIES_MAX,
+        body_max: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> tuple[list[Content], bool]:
+        """Return some messages of a queue or durable subscription, without removing them. Unlike `browse` this uses
+        this connection.
+
+        The messages follow `after`, a message's priority and sequence; None begins with the true next. There are at
+        most `count`, and fewer if their bodies have `bytes_max` bytes together. The second result is False if there
+        are fewer for that reason. With `body_max` only this number of bytes of each body is kept; the header
+        `content-length` has the size of the whole body.
+
+        Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost; TimeoutError without
+        all messages within `timeout` seconds; LocalProtocolError if the broker is not truenext
+        """
+        driver = self._driver
+        deadline = monotonic() + timeout
+        page = PageOptions(destination, selector, after, count, bytes_max, body_max)
+        return driver.run_flow(read_page(driver.client, page, deadline))
+
+    def forget_login(self) -> None:
+        """Drop user and password from memory. The connection stays, but is not opened again once it is lost, and
+        `browse` cannot open another one."""
+        driver = self._driver
+        driver.run_step(driver.client.forget_login)
+        self._options = driver.client.options
 
     def _browse(self, destination: str, selector: str | None) -> Iterator[Content]:
         self._driver.check_caller()

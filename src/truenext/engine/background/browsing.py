@@ -148,8 +148,10 @@ class BrowseTask(BackgroundTask):
             # A browser without credit requests the page again later.
             if browser in browsers and browser.has_credit():
                 self._show_page(read, page, shown)
+                if browser.is_done:
+                    del browsers[browser]
                 if shown:
-                    self._slices.append(BrowseSlice(browser, shown, False))
+                    self._slices.append(BrowseSlice(browser, shown, browser.is_done))
                 return []
         if self._current_read is not None:
             return []
@@ -188,7 +190,9 @@ class BrowseTask(BackgroundTask):
                 self._show_entry(browser, entry, shown)
                 count += 1
                 size += len(message.header)
-                if count >= BROWSE_MESSAGES_PER_TURN or size >= BROWSE_BYTES_PER_TURN or not browser.has_credit():
+                if count >= BROWSE_MESSAGES_PER_TURN or size >= BROWSE_BYTES_PER_TURN:
+                    return None
+                if browser.is_done or not browser.has_credit():
                     return None
             after = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
             if after < browser.last_sequence:
@@ -199,8 +203,8 @@ class BrowseTask(BackgroundTask):
 
     def _new_read(self, browser: Browser, lane: Lane) -> BrowseRead:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
-        if browser.requested is not None and browser.selector is None:
-            limit = min(limit, browser.requested)
+        if browser.selector is None:
+            limit = min(limit, browser.shown_max)
         if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_bytes_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
@@ -228,7 +232,7 @@ class BrowseTask(BackgroundTask):
                 self._show_entry(browser, recent, shown)
             elif found is not None and (entry := self._entry_to_show(read, found)) is not None:
                 self._show_entry(browser, entry, shown)
-            if not browser.has_credit():
+            if browser.is_done or not browser.has_credit():
                 browser.after_sequence = sequence
                 return
         browser.after_sequence = last
@@ -278,8 +282,7 @@ class BrowseTask(BackgroundTask):
         if browser.selector is not None and not browser.selector.matches(message):
             return
         shown.append(entry)
-        if browser.requested is not None:
-            browser.requested -= 1
+        browser.on_shown()
         memory = self._memory
         size = (
             len(message.body) + message.growth + len(message.header) + browser.frame_bytes + causes_size(entry.causes)

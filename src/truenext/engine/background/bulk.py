@@ -1,10 +1,11 @@
 """Bulk requests, which move, remove or list many messages of a queue; and the planning of one piece of such work.
 
-    redrive     dead letters go back to their original queues
-    move        messages go to another queue
-    purge       messages are removed
-    scheduled   waiting scheduled sends are listed
-    unschedule  waiting scheduled sends are removed (engine/background/scheduled.py)
+    redrive       dead letters go back to their original queues
+    move          messages go to another queue
+    purge         messages are removed
+    dead-letters  messages are counted by the cause of their failure (model/dead_letters.py)
+    scheduled     waiting scheduled sends are listed
+    unschedule    waiting scheduled sends are removed (engine/background/scheduled.py)
 
 A piece is one page of the store, together with the messages of the lane that are in memory. The only state between two
 pieces is a position, which the client passes on. A message of the page may have been dispatched or removed since the
@@ -36,11 +37,12 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model import selector
 from truenext.model.batch import NO_MARK
 from truenext.model.commands import decode_client_json
+from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups, GroupFilter
 from truenext.model.destination import Destination, parse_queue_name
 from truenext.model.limits import (
     BULK_MESSAGES_PER_PIECE,
-    CONTROL_REQUEST_BYTES_MAX,
     CONTROL_REQUEST_SEQUENCES_MAX,
+    DEAD_LETTERS_PER_PIECE,
     PAGE_BYTES,
     SCAN_NS_PER_TURN,
     SEQUENCE_MAX,
@@ -74,19 +76,30 @@ class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     last result."""
 
 
-class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
+class MessageRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
+    """Request for messages that wait in a queue."""
+
+    group: GroupFilter | None = None
+    """Group to which the messages must belong, of those that `dead-letters` reports; None is any."""
+
+
+class Redrive(MessageRequest, frozen=True, forbid_unknown_fields=True):
     """Move dead letters back to the queues from which they came."""
 
 
-class Move(BulkRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Move(MessageRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Move messages to another queue."""
 
     to: str
     """Name of the target queue, without `/queue/`."""
 
 
-class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
+class Purge(MessageRequest, frozen=True, forbid_unknown_fields=True):
     """Remove messages."""
+
+
+class CountDeadLetters(MessageRequest, frozen=True, forbid_unknown_fields=True):
+    """Count the messages of a dead-letter queue by origin, reason and cause. Nothing is changed, as with `dry_run`."""
 
 
 class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
@@ -110,6 +123,7 @@ VERBS: dict[str, type[BulkRequest]] = {
     "redrive": Redrive,
     "move": Move,
     "purge": Purge,
+    "dead-letters": CountDeadLetters,
     "scheduled": ListScheduled,
     "unschedule": Unschedule,
 }
@@ -119,7 +133,7 @@ class BulkResult(msgspec.Struct):
     """Result of one piece of bulk work, which the client gets as JSON."""
 
     count: int = msgspec.field(name="moved")
-    """Number of messages moved or removed, or of scheduled sends listed or cancelled."""
+    """Number of messages moved, removed or counted, or of scheduled sends listed or cancelled."""
     to: dict[str, int]
     """Number of messages moved, by queue."""
     left: int
@@ -180,6 +194,13 @@ class ScheduledResult(BulkResult):
     """Scheduled sends, if the request lists them."""
 
 
+class DeadLettersResult(BulkResult):
+    """Result of one piece of `dead-letters`."""
+
+    groups: list[DeadLetterGroup] = msgspec.field(default_factory=list)
+    """Groups of this piece, the largest first. A group may come again in later pieces, with other messages."""
+
+
 HELD_COMPARED_MAX = 5000
 """Maximum number of held messages that one piece compares with a selector, only to count the matches. The comparisons
 take about 50 ms, during which the broker does nothing else."""
@@ -223,11 +244,6 @@ def parse_request(verb: str, body: bytes) -> BulkRequest:
 
     Raises: RemoteProtocolError if the body is not a valid request.
     """
-    if len(body) > CONTROL_REQUEST_BYTES_MAX:
-        raise RemoteProtocolError(
-            f"{verb}: the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes",
-            Code.CONTROL_REQUEST,
-        )
     request = decode_client_json(verb, body, VERBS[verb])
     if request.selector is not None:
         selector.compile_selector(request.selector)
@@ -248,14 +264,26 @@ def target_of(request: Move) -> Destination:
     return parse_queue_name(request.to)
 
 
+_PIECE_LIMITS: dict[type[BulkRequest], int] = {
+    ListScheduled: SHOWN_SENDS_PER_PIECE,
+    CountDeadLetters: DEAD_LETTERS_PER_PIECE,
+}
+"""Maximum number of messages of a piece, if it is not BULK_MESSAGES_PER_PIECE."""
+
+
+def group_of(request: BulkRequest) -> GroupFilter | None:
+    """Return the group to which messages must belong; None is any."""
+    return request.group if isinstance(request, MessageRequest) else None
+
+
 def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRead | None:
     """Return the read for the next piece in a queue; None if nothing is left. `last_sequence` is the broker's last
     sequence so far."""
     rank, after = request.after
     until = last_sequence if request.until is None else min(request.until, last_sequence)
     is_scheduled = isinstance(request, ScheduledRequest)
-    limit = SHOWN_SENDS_PER_PIECE if isinstance(request, ListScheduled) else BULK_MESSAGES_PER_PIECE
-    if request.limit is not None and request.selector is None and not is_scheduled:
+    limit = _PIECE_LIMITS.get(type(request), BULK_MESSAGES_PER_PIECE)
+    if request.limit is not None and request.selector is None and group_of(request) is None and not is_scheduled:
         limit = min(request.limit, BULK_MESSAGES_PER_PIECE)
     for lane in queue.lanes:
         if lane.rank < rank:
@@ -274,8 +302,13 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
 
 def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
     """Return the result of a piece that does nothing, because nothing is left to do or an `error` stops the work."""
-    kind = ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
-    return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
+    return _result_type(request)(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
+
+
+def _result_type(request: BulkRequest) -> type[BulkResult]:
+    if isinstance(request, CountDeadLetters):
+        return DeadLettersResult
+    return ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
 
 
 def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
@@ -294,17 +327,22 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
         and request.after < (position := (one.lane.rank, one.sequence))
         and (to is None or position <= to)
     )
-    if request.selector is None:
+    group = group_of(request)
+    if request.selector is None and group is None:
         return sum(1 for _ in held)
-    chosen = selector.compile_selector(request.selector)
+    chosen = None if request.selector is None else selector.compile_selector(request.selector)
     budget = ComparisonBudget(SCAN_NS_PER_TURN)
     count = 0
     for number, one in enumerate(held):
         if one.message is None or number >= HELD_COMPARED_MAX or not budget.take(chosen, one.message):
             count += 1
         else:
-            count += chosen.matches(one.message)
+            count += _is_chosen(one.message, chosen, group)
     return count
+
+
+def _is_chosen(message: SentMessage, chosen: selector.Selector | None, group: GroupFilter | None) -> bool:
+    return (chosen is None or chosen.matches(message)) and (group is None or group.matches(message))
 
 
 @dataclass(slots=True, eq=False)
@@ -315,6 +353,8 @@ class _PiecePlan:
     transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None
     has_ended: Callable[[str], bool]
     result: BulkResult
+    groups: DeadLetterGroups | None
+    """Groups in which messages are counted, in place of their removal; None if they are removed."""
     removals: list[PlannedRemoval] = field(default_factory=list)
 
     def add(self, entry: Entry | None, found: PageMessage | None, message: SentMessage) -> None:
@@ -329,6 +369,10 @@ class _PiecePlan:
         result = self.result
         if entry.batch > self.committed:
             result.left += 1
+            return
+        if self.groups is not None:
+            self.groups.add_message(message, entry.sequence)
+            result.count += 1
             return
         arrival = None
         if self.transform is not None:
@@ -362,9 +406,11 @@ def plan_piece(
     in_memory = _entries_in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
     chosen = selector.compile_selector(request.selector) if request.selector is not None else None
+    group = group_of(request)
     budget = ComparisonBudget(SCAN_NS_PER_TURN)
-    result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
-    plan = _PiecePlan(lane, committed, now_ms, _replacement_function(request, now_ms), has_ended, result)
+    result = _result_type(request)(count=0, to={}, left=0, next=None, until=read.until)
+    groups = DeadLetterGroups() if isinstance(request, CountDeadLetters) else None
+    plan = _PiecePlan(lane, committed, now_ms, _replacement_function(request, now_ms), has_ended, result, groups)
     removals = plan.removals
     sequences = request.sequences and set(request.sequences)
     sequence = read.after_sequence
@@ -378,14 +424,17 @@ def plan_piece(
             if message is None:
                 # Damaged, or its body was unloaded just now and is not on the page.
                 result.left += 1
-            elif chosen is None or chosen.matches(message):
+            elif _is_chosen(message, chosen, group):
                 plan.add(entry, found, message)
-        if count == read.limit or len(removals) == request.limit:
+        if count == read.limit or request.limit in (len(removals), result.count):
             break
     else:
         sequence = last
     result.next = read.next_position(sequence, is_end=(page.is_end and sequence == last) or sequence >= read.until)
-    result.count = len(removals)
+    if isinstance(result, DeadLettersResult):
+        result.groups = list(groups or ())
+    else:
+        result.count = len(removals)
     if sequences is not None:
         result.sequences = [removal.entry.sequence for removal in removals]
     return removals, result

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from truenext.engine.background import bulk
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.redelivery import dead_letter_queue
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
@@ -85,6 +86,13 @@ class BulkPieceExecutor:
             raise RemoteProtocolError(
                 f"{request.queue!r} is not a dead-letter queue: its messages cannot be moved back", Code.DESTINATION
             )
+        if isinstance(request, bulk.CountDeadLetters):
+            if not queue.holds_dead_letters:
+                name = dead_letter_queue(queue.name, queue.policy)
+                raise RemoteProtocolError(
+                    f"{request.queue!r} is not a dead-letter queue: its dead letters are in {name!r}", Code.DESTINATION
+                )
+            return queue
         if isinstance(request, bulk.Move) and request.to not in self._queues.by_name:
             self._queues.check_queue_memory()
         if self._commit_state.disk_level >= DiskLevel.NONE:
@@ -168,11 +176,13 @@ class BulkPieceExecutor:
         self._resident.remove_entries(lane, [removal.entry for removal in removals])
         for entry, arrival in removals:
             if arrival is None:
+                lane.queue.counts.rare.purged += 1
                 self._events.removed(entry)
                 self._settlement.complete(entry)
                 continue
             destination, message = arrival
             queue = self._queues.ensure(destination)
+            lane.queue.counts.rare.moved += 1
             self._events.moved(entry, queue, commit_state.next_sequence)
             self._settlement.complete(entry)
             self._arrivals.accept(queue, message, batch)

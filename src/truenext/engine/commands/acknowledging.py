@@ -55,6 +55,7 @@ class Acknowledging:
             self._commit_state.touched_queues[queue] = None
         else:
             self._touch(consumer)
+        consumer.last_settled_us = self._commit_state.now_us
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
         if consumer.has_express:
@@ -63,6 +64,7 @@ class Acknowledging:
         if ack.transaction is None and consumer.mode is _INDIVIDUAL:
             # A shortcut for the usual case: the general way below would build lists.
             entry = consumer.held.pop(ack.sequence)
+            entry.lane.queue.counts.acknowledged += 1
             events = self._events
             if queue is not None and events.acknowledging_queue is queue:
                 events.block_entries.append(entry)
@@ -113,7 +115,9 @@ class Acknowledging:
             is_stored |= complete(entry)
             run.executed += 1
         if run.executed:
+            queue.counts.acknowledged += run.executed
             self._commit_state.touched_queues[queue] = None
+            consumer.last_settled_us = self._commit_state.now_us
             if is_stored:
                 session.last_batch = self._commit_state.batch.number
             if consumer.auto_window is not None:
@@ -136,6 +140,7 @@ class Acknowledging:
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
         self._touch(consumer)
+        consumer.last_settled_us = self._commit_state.now_us
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
         covered = consumer.covered_sequences(nack.sequence)
@@ -179,6 +184,7 @@ class Acknowledging:
         """Take these messages from their consumers, for the COMMIT that acknowledges them."""
         for consumer in dict.fromkeys(consumer for consumer, _ in kept):
             self._touch(consumer)
+            consumer.last_settled_us = self._commit_state.now_us
         return [consumer.held.pop(sequence) for consumer, sequence in kept]
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
@@ -229,8 +235,10 @@ class Acknowledging:
 
     def acknowledge_all(self, consumer: BrokerConsumer) -> None:
         """Acknowledge all messages that the consumer holds."""
+        consumer.last_settled_us = self._commit_state.now_us
         held = consumer.held
         if consumer.queue is not None:
+            consumer.queue.counts.acknowledged += len(held)
             self._events.acknowledged_all(consumer.queue, held.values())
             for entry in held.values():
                 self._settlement.complete(entry)

@@ -66,6 +66,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         "is_exclusive",
         "last_ack_number",
         "last_dispatch_number",
+        "last_settled_us",
         "mode",
         "number",
         "priority",
@@ -113,6 +114,9 @@ class BrokerConsumer(Subscriber, EntryHolder):
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
         """Value of `express_ack_count` at the last acknowledgement by this consumer. Counted if `has_express`."""
+        self.last_settled_us = 0
+        """Time of the last ACK or NACK, in microseconds of the monotonic clock; in auto mode, when the socket had last
+        taken all messages. 0 if there was none."""
         self._express_state = (-1, 0, 0)
         """Number of held messages, window and last dispatch number for which `_express_granted` and `_express_refused`
         are valid."""
@@ -259,7 +263,7 @@ class QueueConsumer(BrokerConsumer):
 class Browser(Subscriber):
     """Browser of one queue. background/browsing.py shows it the messages, in the queue's order."""
 
-    __slots__ = ("after_sequence", "last_sequence", "queue", "rank", "requested")
+    __slots__ = ("after_sequence", "last_sequence", "queue", "rank", "remaining", "requested")
 
     def __init__(
         self, session: ConnectionState, queue: Queue, browse: Browse, memory: MemoryBudget, *, last_sequence: int
@@ -274,7 +278,15 @@ class Browser(Subscriber):
         """Sequence up to which the lane of `rank` was browsed."""
         self.requested: int | None = 0 if browse.is_pulling else None
         """Number of messages that the client has requested and not been shown; None requests all."""
-        self.next_lane()
+        self.remaining = browse.count
+        """Number of messages with which the browse ends; None shows all."""
+        if browse.after is None:
+            self.next_lane()
+        else:
+            self.rank = browse.after[0] - 1
+            self.next_lane()
+            if self.rank == browse.after[0]:
+                self.after_sequence = browse.after[1]
 
     def has_credit(self) -> bool:
         return self.requested != 0 and super().has_credit()
@@ -287,6 +299,20 @@ class Browser(Subscriber):
         ranks = RANKS if self.selector is None else self.selector.ranks
         self.rank = min((rank for rank in ranks if rank > self.rank), default=len(RANKS))
         self.after_sequence = 0
+
+    @property
+    def shown_max(self) -> int:
+        """Number of messages that may be shown before the client requests more, or the browse ends."""
+        return min(each for each in (self.requested, self.remaining, maxsize) if each is not None)
+
+    def on_shown(self) -> None:
+        """Count a message that is shown."""
+        if self.requested is not None:
+            self.requested -= 1
+        if self.remaining is not None:
+            self.remaining -= 1
+            if not self.remaining:
+                self.rank = len(RANKS)
 
 
 @dataclass(slots=True, eq=False)

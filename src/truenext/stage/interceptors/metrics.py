@@ -12,16 +12,9 @@ from threading import Lock
 
 import msgspec
 
-from truenext.stage.core.retry import GiveUpReason
+from truenext.flows.events import ExecutionOutcome, GiveUpReason
 from truenext.stage.interceptors.exposition import HistogramSample, MetricKind, Sample, format_metric
-from truenext.stage.interceptors.interceptor import (
-    Execution,
-    ExecutionOutcome,
-    ExecutionResult,
-    Interceptor,
-    MessageToSend,
-    PoolName,
-)
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend, PoolName
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of the buckets for durations, in seconds, as OpenTelemetry's conventions for messages recommend."""

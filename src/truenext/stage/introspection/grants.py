@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from truenext.model.grants import Pattern, Right, User, parse_pattern
+from truenext.model.process_report import STAGES_TOPIC
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.core.names import kept_topic, replies_queue
 from truenext.stage.introspection.references import references_of
@@ -24,7 +25,7 @@ def needed_grants(
 ) -> dict[Right, list[Pattern]]:
     """Return the patterns that the service needs for each right: the queues and topics that it takes from, and those
     that it sends to, sorted. Each pattern is a single name. `keeper` is the name of a service that keeps replies; None
-    if the service keeps none."""
+    if the service keeps none. A service needs STAGES_TOPIC only so that operators see its processes."""
     own = list(endpoints)
     stages = [stage for each in own for stage in each.all_stages]
     taken = {stage.destination for stage in stages}
@@ -36,6 +37,7 @@ def needed_grants(
     sent |= {each.destination for each in remotes}
     # A topic is declared for a subscriber, or to be published to.
     sent |= {each.destination for each in topics} - taken
+    taken.add(STAGES_TOPIC)
     if keeper is not None:
         taken.add(f"/queue/{replies_queue(keeper)}")
         sent |= {f"/queue/{replies_queue(keeper)}", f"/topic/{kept_topic(keeper)}"}

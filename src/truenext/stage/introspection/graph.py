@@ -5,54 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
+from truenext.model.service_graph import (
+    EndpointNode,
+    GraphEdge,
+    RemoteNode,
+    ServiceGraph,
+    StageNode,
+    TopicNode,
+)
 from truenext.stage.core.codec import type_name
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.introspection.references import references_of
-
-
-class GraphEdge(msgspec.Struct, frozen=True):
-    to: str
-    kind: str
-    """Kind of the target: endpoint or topic."""
-    how: str
-
-
-class StageNode(msgspec.Struct, frozen=True):
-    name: str
-    queue: str
-    """Queue of the stage; empty if the stage consumes from a topic."""
-    takes: str
-    references: list[GraphEdge]
-
-
-class EndpointNode(msgspec.Struct, frozen=True):
-    name: str
-    takes: str
-    replies: str | None
-    state: str | None
-    topic: str
-    """Topic to which the endpoint subscribes; empty if it does not subscribe."""
-    stages: list[StageNode]
-
-
-class RemoteNode(msgspec.Struct, frozen=True):
-    name: str
-    takes: str
-    replies: str | None
-
-
-class TopicNode(msgspec.Struct, frozen=True):
-    name: str
-    takes: str
-
-
-class ServiceGraph(msgspec.Struct, frozen=True):
-    service: str
-    endpoints: list[EndpointNode]
-    remotes: list[RemoteNode]
-    topics: list[TopicNode]
 
 
 def graph_of(

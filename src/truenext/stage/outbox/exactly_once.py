@@ -8,6 +8,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from truenext.model.process_report import OutboxFigures
 from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer, UnreadableUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
@@ -50,11 +51,27 @@ class ExactlyOnceProcessing:
     async def metrics_text(self) -> str:
         """Return the metrics as text for Prometheus. If the database does not answer in time, the number of unsent
         messages is left out."""
-        unsent = None
+        return format_metrics(self.counters, await self._try_count_unsent())
+
+    async def figures(self) -> OutboxFigures:
+        """Return the figures for the report of this process."""
+        counters, unsent = self.counters, await self._try_count_unsent()
+        return OutboxFigures(
+            already_processed=counters.already_processed,
+            in_doubt=counters.in_doubt,
+            claimed=counters.claimed,
+            renumbered=counters.renumbered,
+            refused=counters.refused,
+            unsent=None if unsent is None else unsent.numbered + unsent.unnumbered,
+            oldest_s=None if unsent is None else unsent.oldest_s,
+        )
+
+    async def _try_count_unsent(self) -> UnsentCounts | None:
+        """Return the counts of unsent messages; None if the database does not answer in time."""
         with suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                unsent = await self.count_unsent()
-        return format_metrics(self.counters, unsent)
+                return await self.count_unsent()
+        return None
 
     async def count_unsent(self) -> UnsentCounts:
         """Count the messages of all processes that are still in the outbox, and perhaps not sent yet. Raises:

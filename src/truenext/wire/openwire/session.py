@@ -84,6 +84,7 @@ from truenext.wire.protocol_detector import ProtocolDetector, detector_of_openwi
 from truenext.wire.session import ProtocolRules
 
 OPENWIRE_RULES = ProtocolRules(
+    protocol="OpenWire",
     opening_seconds_max=OPENING_SECONDS_MAX,
     login_bytes_max=LOGIN_BYTES_MAX,
     late_opening=f"no WireFormatInfo within {OPENING_SECONDS_MAX:g} seconds",

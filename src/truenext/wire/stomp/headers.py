@@ -28,8 +28,9 @@ from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS
-from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, SEQUENCE_MAX, WINDOW_MAX
 from truenext.model.numerals import are_digits
+from truenext.model.order import PRIORITY_MAX, rank
 from truenext.wire.stomp.values import read_boolean, read_number
 
 _Value = TypeVar("_Value")
@@ -67,10 +68,13 @@ CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "true
 BROKER_HEADERS = ADDED_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
 """Headers of a message that only the broker sets."""
 
+AFTER, COUNT = BROWSE_OPTIONS = ("truenext-after", "truenext-count")
+"""Headers of a browser's SUBSCRIBE: where to begin, and after how many messages to end."""
+
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
     "SEND": (*_NUMBERED, "truenext-ttl", REPORT_TO, REPORT_ID, ON_FAILURE),
-    "SUBSCRIBE": ("truenext-express", "truenext-pull"),
+    "SUBSCRIBE": ("truenext-express", "truenext-pull", *BROWSE_OPTIONS),
     "ACK": ("truenext-started",),
     "NACK": ("truenext-delay", "truenext-reject", CAUSE),
     "BEGIN": ("truenext-count-attempts",),
@@ -317,6 +321,24 @@ def parse_subscribe_options(
     exclusive = EXCLUSIVE_ON_QUEUE if target is SubscribeTarget.QUEUE else EXCLUSIVE
     subscribe.is_exclusive = _read_any(values, exclusive, read_boolean) or False
     return subscribe, _read_any(values, SELECTOR, lambda _, text: text or None) or "", durable
+
+
+def parse_browse_options(headers: Mapping[str, str]) -> tuple[tuple[int, int] | None, int | None]:
+    """Return the rank and sequence after which a browse begins, and the number of messages with which it ends; None
+    where the SUBSCRIBE says nothing.
+
+    Raises: RemoteProtocolError if a value is invalid
+    """
+    after = count = None
+    if AFTER in headers:
+        priority, _, sequence = headers[AFTER].partition(",")
+        lane = rank(read_number(f"the priority of {AFTER}", priority, PRIORITY_MAX))
+        after = lane, read_number(f"the sequence of {AFTER}", sequence, SEQUENCE_MAX)
+    if COUNT in headers:
+        count = read_number(COUNT, headers[COUNT])
+        if not count:
+            raise RemoteProtocolError(f"{COUNT} of 0: a browser is shown at least one message; leave it out for all")
+    return after, count
 
 
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:

@@ -37,7 +37,7 @@ from truenext.model.destination import (
 )
 from truenext.model.failure_headers import FAILURE_HEADERS, ON_FAILURE, REPORT_ID, REPORT_TO, failure_destinations
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
-from truenext.model.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
+from truenext.model.limits import CONTROL_REQUEST_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
 from truenext.model.message import SentMessage
 from truenext.model.numerals import are_digits
 from truenext.model.order import PRIORITY_DEFAULT, clamp_priority
@@ -46,9 +46,11 @@ from truenext.model.selector import compile_selector
 from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
+    BROWSE_OPTIONS,
     INEFFECTIVE_HEADERS,
     OWN_PREFIX,
     durable_name,
+    parse_browse_options,
     parse_cause,
     parse_counts_all,
     parse_nack_options,
@@ -244,6 +246,11 @@ class FrameInterpreter:
             raise RemoteProtocolError(
                 "reply-to of a control request must be a /temp-queue/ of the same connection", Code.CONTROL_REQUEST
             )
+        if len(frame.body) > CONTROL_REQUEST_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"{destination.name}: the body of the control request has more than {CONTROL_REQUEST_BYTES_MAX} bytes",
+                Code.CONTROL_REQUEST,
+            )
         return ControlRequest(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
     def _parse_subscribe(self, frame: Frame) -> Subscribe | Browse:
@@ -288,7 +295,10 @@ class FrameInterpreter:
         subscribe.selector = compile_selector(selector) if selector else None
         self._report_ineffective_headers(frame)
         if is_browse:
-            return Browse(subscription, destination, subscribe.selector)
+            after, count = parse_browse_options(headers)
+            return Browse(subscription, destination, subscribe.selector, after=after, count=count)
+        if option := next((each for each in BROWSE_OPTIONS if each in headers), None):
+            raise RemoteProtocolError(f"{option} is for browser:true: leave it out")
         subscribe.mode, subscribe.has_express = mode, has_express
         return subscribe
 

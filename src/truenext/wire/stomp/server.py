@@ -38,6 +38,7 @@ _NUMBERED = (Send, Commit)
 
 
 STOMP_RULES = ProtocolRules(
+    protocol="STOMP",
     opening_seconds_max=LOGIN_SECONDS_MAX,
     login_bytes_max=LOGIN_BYTES_MAX,
     late_opening=f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds",

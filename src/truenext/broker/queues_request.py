@@ -1,0 +1,367 @@
+"""Control request `queues`: reports queues by name, order and piece, and the sums of all that the user may see.
+
+    consumers     what they hold, by queue
+    queues        which are selected, their sums, and the place of each in the order
+    rows          of the queues that the answer has, as they are when their row is made
+
+All in steps, so the answer shows different moments. Source: docs/contract.md, "What the broker tells"
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from heapq import merge
+from io import BytesIO
+from itertools import islice
+from sys import maxsize
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
+from truenext.broker.event_loop import Steps
+from truenext.engine.engine import Engine
+from truenext.engine.state.counts import NO_RARE_COUNTS, Counts
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.wildcard import Wildcard
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import decode_client_json
+from truenext.model.limits import QUEUE_NAMES_MAX
+from truenext.model.order import PRIORITY_MAX
+from truenext.model.pattern import fault_of_pattern, is_pattern, matches
+
+VERB = "queues"
+
+ITEMS_PER_STEP = 50
+"""Number of queues, consumers or messages that one step inspects."""
+
+PLACES_SORTED_PER_STEP = 500
+"""Number of places that one step sorts."""
+
+QUEUES_MAX = 10_000
+"""Largest number of queues in the answer to a request with a body. A copy of more would take too long for one step."""
+
+NEVER_MS = 2**63
+"""Time of the oldest message of a queue in which nothing waits, to be sorted behind all others."""
+
+MaySee = Callable[[Queue], bool] | None
+"""Function that tells whether a client may see a queue; None if it may see all."""
+
+Place = tuple[float, str]
+"""Place of a queue in an order: the lowest number comes first, equal ones are sorted by name."""
+
+
+class _ShortReport(QueueReport, omit_defaults=True):
+    """Row of the answer to a request without a body, which has all queues, often without any message."""
+
+
+class _Cursor(msgspec.Struct, array_like=True):
+    """Place of the last queue of an answer, in JSON."""
+
+    number: float
+    name: str
+
+
+_T = TypeVar("_T")
+_encode = msgspec.json.Encoder().encode
+
+
+class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of the request, in JSON. With an empty body the answer is only a list of QueueReport, of all queues by
+    name, in which counts of 0, `oldest_s` and `rate` are left out where there is nothing to tell."""
+
+    name: str = ""
+    """Part of the names of the queues to report, upper and lower case alike, or a pattern of names, with `*` and `>`;
+    empty for all."""
+    names: Annotated[tuple[str, ...], msgspec.Meta(max_length=QUEUE_NAMES_MAX)] | None = None
+    """Whole names of the queues to report, with their lanes; null for all. Names without a queue are left out."""
+    order: QueueOrder = QueueOrder.NAME
+    """Order of the queues."""
+    limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Largest number of queues in the answer, which never has more than 10,000; 0 for the sums alone."""
+    after: str | None = None
+    """Cursor of the answer before, `next`, to go on behind the last queue that it has; null to begin."""
+
+
+def parse_queues_request(body: bytes) -> QueuesRequest:
+    """Parse the body of a request.
+
+    Raises: RemoteProtocolError if it is invalid
+    """
+    request = decode_client_json(VERB, body, QueuesRequest) if body else QueuesRequest()
+    fault = fault_of_pattern(request.name) if is_pattern(request.name) else None
+    if fault is not None:
+        raise RemoteProtocolError(f"{VERB}: the pattern {request.name[:100]!r}: {fault}", Code.CONTROL_REQUEST)
+    _parse_cursor(request.after)
+    return request
+
+
+def _parse_cursor(cursor: str | None) -> Place | None:
+    if cursor is None:
+        return None
+    place = decode_client_json(f"{VERB}: after", cursor, _Cursor)
+    return place.number, place.name
+
+
+def _selector_of(name: str) -> Callable[[str], bool]:
+    """Return the function that tells whether a name of a queue is selected by `name` of a request."""
+    if is_pattern(name):
+        words = name.split(".")
+        return lambda other: matches(words, other.split("."))
+    part = name.casefold()
+    return lambda other: part in other.casefold()
+
+
+def chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+def count_held(engine: Engine) -> Generator[None, None, Counter[Queue]]:
+    """Count, in steps, the messages of each queue that consumers hold."""
+    held: Counter[Queue] = Counter()
+    count = 0
+    for session in list(engine.state.clients.sessions.values()):
+        for consumer in list(session.consumers.values()):
+            if isinstance(consumer, Wildcard):
+                for entries in chunks(list(consumer.held.values())):
+                    held.update(entry.lane.queue for entry in entries)
+                    yield
+            elif consumer.held and consumer.queue is not None:
+                held[consumer.queue] += len(consumer.held)
+            count += 1
+            if count % ITEMS_PER_STEP == 0:
+                yield
+    return held
+
+
+class SumsOfQueues:
+    """Sums of the queues that are added."""
+
+    def __init__(self, counts: Counts | None = None) -> None:
+        """`counts` are those with which the sums begin."""
+        self._counts = Counts()
+        if counts is not None:
+            self._counts.add(counts)
+        self.queues = self.waiting = self.held = self.scheduled = 0
+        self.rate = 0.0
+        self._oldest_ms: int | None = None
+
+    def add(self, queue: Queue, waiting: int, held: int, scheduled: int, oldest_ms: int | None) -> None:
+        self.queues += 1
+        self.waiting += waiting
+        self.held += held
+        self.scheduled += scheduled
+        self.rate += queue.rate
+        self._counts.add(queue.counts)
+        if oldest_ms is not None and (self._oldest_ms is None or oldest_ms < self._oldest_ms):
+            self._oldest_ms = oldest_ms
+
+    def oldest_s(self, now_ms: int) -> float | None:
+        return age_s(self._oldest_ms, now_ms)
+
+    def counts(self) -> MessageCounts:
+        return report_counts(self._counts)
+
+    def report(self, now_ms: int) -> QueueSums:
+        return QueueSums(
+            **msgspec.structs.asdict(self.counts()),
+            queues=self.queues,
+            waiting=self.waiting,
+            held=self.held,
+            scheduled=self.scheduled,
+            oldest_s=self.oldest_s(now_ms),
+            rate=round(self.rate, 1),
+        )
+
+
+def age_s(since_ms: int | None, now_ms: int) -> float | None:
+    """Return the seconds since a time, at least 0; None if there is no time."""
+    return None if since_ms is None else max(0, now_ms - since_ms) / 1000
+
+
+def report_counts(counts: Counts) -> MessageCounts:
+    rare = counts.known_rare or NO_RARE_COUNTS
+    return MessageCounts(
+        accepted=counts.accepted,
+        acknowledged=counts.acknowledged,
+        returned=rare.returned,
+        expired=rare.expired,
+        dead_lettered=rare.dead_lettered,
+        handled=rare.handled,
+        moved=rare.moved,
+        purged=rare.purged,
+    )
+
+
+def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generator[None, None, bytes]:
+    """Report queues and durable subscriptions, and their sums. With an empty body the answer is a list of all by name.
+
+    Makes the answer as JSON, in steps.
+    """
+    request = parse_queues_request(body)
+    held = yield from count_held(engine)
+    sums, places = SumsOfQueues(), _Places(request, is_whole=not body)
+    is_selected = _selector_of(request.name) if request.name else None
+    by_name = engine.queues.by_name
+    named = by_name if request.names is None else dict.fromkeys(name for name in request.names if name in by_name)
+    for queues in chunks([by_name[name] for name in named]):
+        for queue in queues:
+            name = queue.destination.name
+            if queue.is_temporary or not (is_selected is None or is_selected(name)):
+                continue
+            if may_see is not None and not may_see(queue):
+                continue
+            waiting, oldest_ms = 0, None
+            if body:
+                waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
+                sums.add(queue, waiting, held[queue], engine.queues.scheduled_count(name), oldest_ms)
+            places.add(queue, name, waiting, oldest_ms)
+        yield
+        if places.sort():
+            yield
+    places.sort(is_last=True)
+    yield
+    shape = QueueReport if body else _ShortReport
+    rows = _Rows(engine, held, shape, has_lanes=request.names is not None)
+    rows.start(b'{"queues":[' if body else b"[")
+    yield from rows.write(places.first())
+    yield from places.free()
+    if not body:
+        return rows.finish(b"]")
+    cursor = _encode(places.last).decode() if places.has_more else None
+    now_ms = engine.state.commit_state.now_ms
+    return rows.finish(b'],"next":', _encode(cursor), b',"sums":', _encode(sums.report(now_ms)), b"}")
+
+
+class _Places:
+    """Places of the selected queues in the requested order. They are sorted piece by piece, and freed so, too."""
+
+    def __init__(self, request: QueuesRequest, *, is_whole: bool) -> None:
+        """`is_whole` tells whether the answer has all queues, whatever `limit` is."""
+        self._number_of = _NUMBERS[request.order]
+        self._after = _parse_cursor(request.after)
+        self._limit = QUEUES_MAX
+        if request.limit is not None:
+            self._limit = min(request.limit, QUEUES_MAX)
+        if is_whole:
+            self._limit = maxsize
+        self._sorted: list[list[Place]] = []
+        self._unsorted: list[Place] = []
+        self.last: Place | None = None
+        """Place of the last row; None if there is none."""
+        self.has_more = False
+        """Whether there are places behind that of the last row."""
+
+    def add(self, queue: Queue, name: str, waiting: int, oldest_ms: int | None) -> None:
+        """Add the place of a queue, with these figures of it."""
+        place = self._number_of(queue, waiting, oldest_ms), name
+        if self._after is None or place > self._after:
+            self._unsorted.append(place)
+
+    def sort(self, *, is_last: bool = False) -> bool:
+        """Sort the places added since the last sort, if they are many or these are the last. Returns whether it did."""
+        if len(self._unsorted) < PLACES_SORTED_PER_STEP and not is_last:
+            return False
+        self._sorted.append(sorted(self._unsorted)[: self._limit + 1])
+        self._unsorted = []
+        return True
+
+    def first(self) -> Iterator[str]:
+        """Yield the names of the first queues, up to the limit."""
+        places = merge(*self._sorted)
+        for place in islice(places, self._limit):
+            self.last = place
+            yield place[1]
+        self.has_more = self.last is not None and next(places, None) is not None
+
+    def free(self) -> Steps:
+        """Free the places in steps."""
+        while self._sorted:
+            self._sorted.pop()
+            yield
+
+
+def _number_by_name(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return 0
+
+
+def _number_by_waiting(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return -waiting
+
+
+def _number_by_oldest(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return NEVER_MS if oldest_ms is None else oldest_ms
+
+
+def _number_by_rate(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return 0 - queue.rate
+
+
+_NUMBERS: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
+    QueueOrder.NAME: _number_by_name,
+    QueueOrder.WAITING: _number_by_waiting,
+    QueueOrder.OLDEST: _number_by_oldest,
+    QueueOrder.RATE: _number_by_rate,
+}
+"""Functions that return the number in a queue's place."""
+
+
+class _Rows:
+    """Rows of an answer, encoded one by one: to encode all would take too long for one step."""
+
+    def __init__(self, engine: Engine, held: Counter[Queue], shape: type[QueueReport], *, has_lanes: bool) -> None:
+        """`held` has the number of held messages of each queue, `shape` is the class of a row."""
+        self._has_lanes = has_lanes
+        self._engine = engine
+        self._held = held
+        self._shape = shape
+        self._rows = BytesIO()
+
+    def start(self, part: bytes) -> None:
+        """Write the part before the rows."""
+        self._rows.write(part)
+
+    def write(self, names: Iterable[str]) -> Steps:
+        """Write the rows of the queues with these names. Those that were removed meanwhile are left out."""
+        separator = b""
+        for number, name in enumerate(names):
+            queue = self._engine.queues.by_name.get(name)
+            if queue is not None:
+                self._rows.write(separator)
+                self._rows.write(_encode(self._report(queue)))
+                separator = b","
+            if number % ITEMS_PER_STEP == 0:
+                yield
+
+    def finish(self, *parts: bytes) -> bytes:
+        """Write these parts behind the rows, and return all, which has megabytes, without a copy."""
+        self._rows.writelines(parts)
+        return self._rows.getvalue()
+
+    def _report(self, queue: Queue) -> QueueReport:
+        receivers = self._engine.state.clients.receivers_of(queue)
+        counts = queue.counts
+        rare = counts.known_rare or NO_RARE_COUNTS
+        return self._shape(
+            name=queue.name,
+            waiting=queue.waiting_count(),
+            unacknowledged=self._held[queue],
+            consumers=len(receivers.consumers) + len(receivers.wildcards),
+            scheduled=self._engine.queues.scheduled_count(queue.name),
+            paused=queue.is_paused,
+            topic=queue.destination.topic or msgspec.UNSET,
+            accepted=counts.accepted,
+            acknowledged=counts.acknowledged,
+            returned=rare.returned,
+            expired=rare.expired,
+            dead_lettered=rare.dead_lettered,
+            handled=rare.handled,
+            moved=rare.moved,
+            purged=rare.purged,
+            oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
+            rate=queue.rate or 0,
+            lanes=_waiting_by_priority(queue) if self._has_lanes else msgspec.UNSET,
+        )
+
+
+def _waiting_by_priority(queue: Queue) -> dict[str, int]:
+    return {str(PRIORITY_MAX - lane.rank): count for lane in queue.lanes if (count := len(lane))}

@@ -1,0 +1,177 @@
+"""Link: connection of a login to the broker, and typed answers to control requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from truenext.client.core.credentials import Credentials
+from truenext.client.core.message import Content
+from truenext.client.tasks.connection import Connection, connect
+from truenext.console.answers import ConnectionReport
+from truenext.console.rights import Rights
+from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError
+
+T = TypeVar("T")
+
+CONNECT_S = 5.0
+"""Seconds within which the broker must accept a login."""
+ANSWER_S = 10.0
+"""Seconds within which the broker must answer a control request."""
+BROWSES_MAX = 2
+"""Largest number of pages of messages that all logins read at once."""
+REQUESTS_MAX = 16
+"""Largest number of requests of one link that have no answer yet; the broker allows 100."""
+RIGHTS_S = 5.0
+"""Seconds for which the rights of the user are remembered. A reload may change them."""
+
+
+class LoggedOut(TruenextError):
+    """The connection of a login has ended; the user has to log in again."""
+
+
+class OlderBroker(TruenextError):
+    """The broker does not know a control request of the console."""
+
+
+class Broker:
+    """Broker that the console shows: addresses, and files for TLS."""
+
+    def __init__(self, urls: tuple[str, ...], credentials: Credentials) -> None:
+        """`credentials` has files for TLS, and no login."""
+        self.urls = urls
+        self._credentials = credentials
+        self.browses = asyncio.Semaphore(BROWSES_MAX)
+        """Semaphore of all that read messages at the moment."""
+
+    @property
+    def name(self) -> str:
+        return " or ".join(self.urls)
+
+    async def connect(self, user: str | None, password: str | None) -> Connection:
+        """Open a connection that is not opened again once it is lost.
+
+        Raises: the errors of `truenext.connect`
+        """
+        files = {name: value for name, value in self._credentials.arguments().items() if name in ("ca",)}
+        connection = await connect(
+            *self.urls, user=user, password=password, reconnect=False, timeout=CONNECT_S, **files
+        )
+        # The password is not kept: whoever ends this connection ends the login.
+        connection.forget_login()
+        return connection
+
+
+class Link:
+    """Connection of one login. Without users a lost connection is opened again by the next request."""
+
+    def __init__(self, broker: Broker, connection: Connection | None, user: str | None) -> None:
+        self.broker = broker
+        self.user = user
+        self._connection = connection
+        self._opening = asyncio.Lock()
+        self._requests = asyncio.Semaphore(REQUESTS_MAX)
+        self._rights: tuple[float, Rights] | None = None
+
+    async def ask(self, verb: str, body: object, type: Callable[..., T]) -> T:
+        """Send a control request, and return the decoded answer.
+
+        Raises: LoggedOut if the connection of a user has ended; Refused if the broker refuses the request; OlderBroker
+        if it does not know it; ConnectionLost, TimeoutError without an answer
+        """
+        async with self._requests:
+            connection = await self.connection()
+            try:
+                answer = await connection.control_request(verb, body, timeout=ANSWER_S)
+            except (ClosedError, ConnectionLost) as error:
+                raise self._ended(error) from error
+            except Refused as error:
+                raise _meaning(verb, error) from error
+        try:
+            return msgspec.json.decode(answer, type=type)  # type: ignore[no-any-return]
+        except msgspec.MsgspecError as error:
+            raise OlderBroker(_older(verb)) from error
+
+    async def browse(
+        self,
+        destination: str,
+        *,
+        count: int,
+        after: tuple[int, int] | None,
+        selector: str | None,
+        bytes_max: int,
+        body_max: int | None,
+    ) -> tuple[list[Content], bool]:
+        """Return some messages of a queue, as `Connection.browse_page` does.
+
+        Raises: the errors of `ask`
+        """
+        # A large message takes memory until it is cut or shown.
+        async with self.broker.browses:
+            connection = await self.connection()
+            try:
+                return await connection.browse_page(
+                    destination,
+                    count=count,
+                    after=after,
+                    selector=selector,
+                    bytes_max=bytes_max,
+                    body_max=body_max,
+                    timeout=ANSWER_S,
+                )
+            except (ClosedError, ConnectionLost) as error:
+                raise self._ended(error) from error
+
+    async def rights(self) -> Rights:
+        """Return the rights of the user, which may be RIGHTS_S old.
+
+        Raises: the errors of `ask`
+        """
+        now = asyncio.get_running_loop().time()
+        if self._rights is None or now - self._rights[0] > RIGHTS_S:
+            report = await self.ask("connection", None, ConnectionReport)
+            self._rights = now, Rights(report.user)
+        return self._rights[1]
+
+    async def connection(self) -> Connection:
+        """Return the open connection.
+
+        Raises: LoggedOut if the connection of a user has ended; without users ConnectionLost if none can be opened
+        """
+        async with self._opening:
+            connection = self._connection
+            if connection is not None and connection.health().state != "closed":
+                return connection
+            if self.user is not None:
+                raise LoggedOut("the broker has ended this login: log in again")
+            self._rights = None
+            try:
+                self._connection = await self.broker.connect(None, None)
+            except Refused as error:
+                if error.code == Code.LOGIN:
+                    raise LoggedOut("the broker has users now: log in as one of them") from error
+                raise
+            return self._connection
+
+    def _ended(self, error: TruenextError) -> TruenextError:
+        if self.user is None:
+            return error
+        return LoggedOut(f"the connection of this login has ended: log in again ({error})")
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _meaning(verb: str, error: Refused) -> TruenextError:
+    if error.code == Code.CONTROL_REQUEST and "unknown" in str(error):
+        return OlderBroker(_older(verb))
+    return error
+
+
+def _older(verb: str) -> str:
+    return f"the broker is older than this console, and does not answer {verb!r} as the console needs: upgrade it"

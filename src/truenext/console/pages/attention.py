@@ -1,0 +1,170 @@
+"""What wants an operator's attention, from the answers of the broker and the reports of processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from truenext.console.answers import QueueReport, StatusReport
+from truenext.console.formats import format_bytes, format_count, format_duration, format_plural
+from truenext.console.pages.links import address, queue_link
+from truenext.console.pages.overview import Attention
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
+from truenext.model.seen_processes import SeenProcess
+
+ATTENTION_MAX = 50
+"""Largest number of things that the overview shows."""
+OLD_S, VERY_OLD_S = 300.0, 3600.0
+"""Ages of the oldest message of a queue that are worth a warning, and worse."""
+NO_CONSUMER_S = 60.0
+"""Age of the oldest message of a queue without consumers that is worth attention."""
+OUTBOX_OLD_S = 60.0
+
+
+_DISK_EFFECTS = {
+    "little": ("warn", "Connections that only send wait or are refused."),
+    "none": ("bad", "Sends are refused, except in transactions that free as much as they send."),
+    "full": ("bad", "All sends are refused."),
+}
+_AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
+
+
+def judge_queue(report: QueueReport) -> tuple[str, str]:
+    """Return the level (`bad`, `warn` or "") of a queue, and the reason. Dead letters, and bundles of Spark, wait for
+    ever on purpose.
+
+    >>> judge_queue(QueueReport("a", waiting=3, oldest_s=70.0))
+    ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
+    """
+    if report.name.startswith((DEAD_LETTER_PREFIX, SPARK_PREFIX)) or not report.waiting:
+        return "", ""
+    age = report.oldest_s or 0.0
+    if report.paused:
+        return "warn", "paused"
+    if not report.consumers and report.topic is None and age >= NO_CONSUMER_S:
+        return "bad", f"nothing consumes, and a message has waited for {format_duration(age)}"
+    if age >= OLD_S:
+        return "bad" if age >= VERY_OLD_S else "warn", f"the oldest message has waited for {format_duration(age)}"
+    return "", ""
+
+
+def find_attention(
+    status: StatusReport | None,
+    queues: Iterable[QueueReport],
+    dead_letters: Iterable[QueueReport],
+    growth: Mapping[str, float],
+    processes: Sequence[SeenProcess],
+    given_up: int,
+) -> list[Attention]:
+    """Return what wants attention, the worst first. `growth` is by how much each dead-letter queue has grown within
+    ten minutes, `given_up` the number of flows that were given up within an hour."""
+    found = [
+        *_of_broker(status),
+        *_of_queues(queues),
+        *_of_dead_letters(dead_letters, growth),
+        *_of_processes(processes),
+        *_of_flows(given_up),
+    ]
+    return sorted(found, key=lambda each: each.level != "bad")
+
+
+def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
+    if status is None:
+        return
+    for stuck in status.stuck:
+        yield Attention(
+            level="bad",
+            what=f"{stuck.queue} is stuck for {format_duration(stuck.waiting_ms / 1000)}",
+            why="A message is ready and a consumer has credit, but nothing is dispatched. This is a fault of the "
+            "broker: pause and resume the queue, and report it.",
+            link=queue_link(stuck.queue),
+            action="Show the queue",
+        )
+    if status.disk_level in _DISK_EFFECTS:
+        level, effect = _DISK_EFFECTS[status.disk_level]
+        free = status.disk_bytes.get("free")
+        space = "" if free is None else f", {format_bytes(free)} are free"
+        yield Attention(
+            level=level,
+            what=f"The disk has {status.disk_level} space for new messages{space}",
+            why=effect,
+            link="/settings",
+            action="Show the sizes",
+        )
+    if status.log is not None and status.log.awaited is not None:
+        waits_for = _AWAITED.get(status.log.awaited, status.log.awaited)
+        yield Attention(level="bad", what=f"The broker waits for {waits_for}", why="Nothing is confirmed meanwhile.")
+    if not status.ready:
+        yield Attention(
+            level="warn", what="The broker is being drained", why="New clients may only send control requests."
+        )
+
+
+def _of_queues(queues: Iterable[QueueReport]) -> Iterator[Attention]:
+    for report in queues:
+        level, why = judge_queue(report)
+        if level and (report.oldest_s or 0.0) >= NO_CONSUMER_S:
+            yield Attention(
+                level=level,
+                what=f"{report.name}: {why}",
+                why=f"{format_plural(report.waiting, 'message')} wait, and "
+                f"{format_plural(report.consumers, 'consumer')} may take them.",
+                link=queue_link(report.name),
+                action="Show the queue",
+            )
+
+
+def _of_dead_letters(queues: Iterable[QueueReport], growth: Mapping[str, float]) -> Iterator[Attention]:
+    for report in queues:
+        if report.waiting:
+            more = growth.get(report.name, 0)
+            yield Attention(
+                level="bad" if more > 0 else "warn",
+                what=f"{report.name} has {format_plural(report.waiting, 'message')}",
+                why=f"{format_count(round(more))} more than ten minutes ago." if more > 0 else "",
+                link=address("/dead-letters", queue=report.name),
+                action="Show the causes",
+            )
+
+
+def _of_processes(processes: Iterable[SeenProcess]) -> Iterator[Attention]:
+    for process in processes:
+        report = process.report
+        if process.state == "silent":
+            yield Attention(
+                level="bad",
+                what=f"Process {report.instance} is silent for {format_duration(process.seen_s)}",
+                why="It was killed, hangs, or has lost the broker.",
+                link="/stages",
+                action="Show the processes",
+            )
+        elif process.state == "answers" and not report.health.ready:
+            yield Attention(
+                level="warn",
+                what=f"Process {report.instance} is not ready",
+                why="; ".join(report.health.reasons[:3]),
+                link="/stages",
+                action="Show the processes",
+            )
+    # All processes of a service tell of the same outbox.
+    outboxes = {each.report.service: each.report.outbox for each in processes if each.state == "answers"}
+    for service, outbox in outboxes.items():
+        if outbox is not None and (outbox.oldest_s or 0.0) >= OUTBOX_OLD_S:
+            yield Attention(
+                level="bad",
+                what=f"The outbox of {service} is {format_duration(outbox.oldest_s)} behind",
+                why=f"{format_count(outbox.unsent)} messages are committed in the database, and not sent yet.",
+                link="/stages",
+                action="Show the outbox",
+            )
+
+
+def _of_flows(given_up: int) -> Iterator[Attention]:
+    if given_up:
+        yield Attention(
+            level="warn",
+            what=f"{format_plural(given_up, 'flow')} were given up within the last hour"
+            if given_up > 1
+            else "1 flow was given up within the last hour",
+            link=address("/flows", order="given-up"),
+            action="Show the flows",
+        )

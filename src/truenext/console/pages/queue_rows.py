@@ -1,0 +1,59 @@
+"""Rows about queues, from the broker's reports. Pure."""
+
+from __future__ import annotations
+
+from truenext.console.answers import QueueReport, Sums
+from truenext.console.pages.attention import judge_queue
+from truenext.console.pages.links import queue_link
+from truenext.console.pages.overview import Figure
+from truenext.console.pages.queues import QueueRow
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
+
+
+def kind_of(report: QueueReport) -> str:
+    """Return the kind of a queue.
+
+    >>> kind_of(QueueReport("DLQ.orders")), kind_of(QueueReport("Consumer.a.VirtualTopic.b"))
+    ('dead letters', 'virtual topic')
+    """
+    if report.topic is not None:
+        return "durable subscription"
+    if report.name.startswith(DEAD_LETTER_PREFIX):
+        return "dead letters"
+    if report.name.startswith(SPARK_PREFIX):
+        return "Spark"
+    words = report.name.split(".")
+    return "virtual topic" if len(words) > 3 and (words[0], words[2]) == ("Consumer", "VirtualTopic") else "queue"
+
+
+def queue_row(report: QueueReport) -> QueueRow:
+    level, why = judge_queue(report)
+    return QueueRow(
+        name=report.name,
+        link=queue_link(report.name),
+        kind=kind_of(report),
+        waiting=report.waiting,
+        held=report.unacknowledged,
+        consumers=report.consumers,
+        scheduled=report.scheduled,
+        paused=report.paused,
+        oldest_s=report.oldest_s,
+        rate=report.rate,
+        accepted=report.accepted,
+        acknowledged=report.acknowledged,
+        returned=report.returned,
+        expired=report.expired,
+        dead_lettered=sum(report.dead_lettered.values()),
+        level=level,
+        why=why,
+    )
+
+
+def sum_figures(sums: Sums) -> list[Figure]:
+    return [
+        Figure("queues", sums.queues),
+        Figure("waiting", sums.waiting, "messages"),
+        Figure("held", sums.held, "messages"),
+        Figure("oldest", sums.oldest_s, "seconds"),
+        Figure("acknowledged", sums.rate, "messages/s"),
+    ]

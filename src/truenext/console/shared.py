@@ -1,0 +1,113 @@
+"""What all logins share: the broker, gatherings, charts, and flows of stages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from truenext.console.charts import Charts
+from truenext.console.gathering import Member, QueueGathering, StageGathering
+from truenext.console.link import Broker
+from truenext.console.logins import Login
+from truenext.console.rights import Rights
+from truenext.flows.model import RecordedFlow
+from truenext.flows.reader import FlowReader
+from truenext.flows.search import find_flows
+
+FLOWS_BYTES_MAX = 40 * 1024 * 1024
+"""Bytes of flows in memory. With charts, and the 45 MiB that the console itself takes, they are below 100 MiB."""
+FLOWS_S = 2.0
+"""Seconds between two looks at the folders of events."""
+COUNTED_MAX = 1000
+EVERYTHING = "monitor"
+"""Name of the gathering of all that see everything; others are called after their user."""
+
+
+class Flows:
+    """Flows of the folders with events, read by a thread as the files grow."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        self.reader = FlowReader(folders, bytes_max=FLOWS_BYTES_MAX)
+        self._busy = asyncio.Lock()
+        """Held by the one that uses the reader, which is not for several threads at once."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self.folders:
+            self._task = asyncio.create_task(self._run())
+
+    async def find(self, text: str) -> list[RecordedFlow]:
+        """Return the flows with this trace or id, the latest first: those in memory, else those of the files."""
+        async with self._busy:
+            found = self.reader.find(text)
+            if not found and self.folders:
+                # It is older than the flows in memory, or was pushed out.
+                searched = await asyncio.to_thread(find_flows, self.folders, text)
+                found = searched.flows[::-1]
+            return found
+
+    async def list(self, order: str, limit: int) -> list[RecordedFlow]:
+        """Return flows: `given-up`, `failed`, `unended`, `slowest` or `last`."""
+        async with self._busy:
+            reader = self.reader
+            lists = {
+                "given-up": reader.given_up,
+                "failed": reader.failed,
+                "unended": reader.unended,
+                "slowest": reader.slowest,
+                "last": reader.latest,
+            }
+            return lists[order](limit)
+
+    async def count_given_up(self, since_s: float) -> int:
+        """Return the number of flows that were given up and have started since a time, in seconds since 1970."""
+        return sum(each.started_at >= since_s * 1e6 for each in await self.list("given-up", COUNTED_MAX))
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """Sentences about folders and files that cannot be read, or not completely."""
+        return self.reader.problems
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        while True:
+            async with self._busy:
+                has_more = await asyncio.to_thread(self.reader.read)
+            await asyncio.sleep(0 if has_more else FLOWS_S)
+
+
+class Shared:
+    def __init__(self, broker: Broker, folders: Sequence[Path], settings: Mapping[str, str]) -> None:
+        self.broker = broker
+        self.flows = Flows(folders)
+        self.settings = settings
+        """Settings of the console, for the page that shows them."""
+        self.charts = Charts()
+        self.stages = StageGathering()
+        self._gatherings: dict[str, QueueGathering] = {}
+
+    def gathering(self, login: Login, rights: Rights, is_open: Callable[[Login], bool]) -> QueueGathering:
+        """Return the gathering of all that may see the same as this login, which joins it."""
+        scope = scope_of(rights)
+        gathering = self._gatherings.pop(scope, None) or QueueGathering(scope, self.charts)
+        self._gatherings[scope] = gathering
+        gathering.join(Member(login, is_open))
+        return gathering
+
+    async def close(self) -> None:
+        for gathering in (*self._gatherings.values(), self.stages):
+            with suppress(Exception):
+                await gathering.close()
+        await self.flows.close()
+
+
+def scope_of(rights: Rights) -> str:
+    """Return the name of the gathering of a user. No user's name begins with a blank."""
+    return EVERYTHING if rights.is_monitor else f" {rights.name}"

@@ -1,0 +1,92 @@
+"""Views of services of stages: processes, stages with their queues, and flows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from truenext.console.answers import QueueList, QueueReport
+from truenext.console.gathering import Member
+from truenext.console.pages.links import address
+from truenext.console.pages.overview import Figure
+from truenext.console.pages.service_rows import flow_page, flow_row, queues_of, service_rows
+from truenext.console.pages.stages import FlowPage, Flows, Stages
+from truenext.console.visit import InvalidRequest, NotAllowed, NotFound, Visit
+from truenext.model.grants import Right, parse_pattern
+from truenext.model.limits import QUEUE_NAMES_MAX
+from truenext.model.process_report import STAGES_TOPIC
+from truenext.model.seen_processes import SeenProcess
+
+FLOWS = 100
+ORDERS = {"given-up": "given up", "failed": "failed", "unended": "unended", "slowest": "slowest", "last": "last"}
+_NO_FLOWS = "this console reads no events: start it with --events DIR, the folder that a service has as its `events`"
+
+
+async def gathered_processes(visit: Visit) -> tuple[list[SeenProcess], str]:
+    """Return the processes that have answered, and a sentence on why there are none."""
+    if not visit.rights.may_ask(Right.SEND, parse_pattern(STAGES_TOPIC)):
+        return [], f"You may not send to {STAGES_TOPIC}: processes are not shown."
+    gathering = visit.shared.stages
+    gathering.join(Member(visit.login, visit.is_open))
+    await gathering.ready()
+    processes = gathering.processes()
+    note = gathering.error or "No process has answered: none runs, or their user may not take from " + STAGES_TOPIC
+    return processes, "" if processes and not gathering.error else note
+
+
+async def stages(visit: Visit) -> Stages:
+    processes, note = await gathered_processes(visit)
+    return Stages(services=service_rows(processes, await _reports(visit, queues_of(processes))), note=note)
+
+
+async def _reports(visit: Visit, names: Iterable[str]) -> dict[str, QueueReport]:
+    """Return the reports of the queues of stages, and of their dead letters, by name."""
+    found: dict[str, QueueReport] = {}
+    rest = list(names)
+    while rest:
+        part, rest = rest[:QUEUE_NAMES_MAX], rest[QUEUE_NAMES_MAX:]
+        answer = await visit.ask("queues", {"names": part}, QueueList)
+        found |= {each.name: each for each in answer.queues}
+    return found
+
+
+# ---- Flows ----
+
+
+def _check_may_see(visit: Visit) -> None:
+    if not visit.may_see_flows:
+        raise NotAllowed(f"user {visit.rights.name!r} may not see flows: they tell of all queues, and need monitor")
+
+
+async def flows(visit: Visit) -> Flows:
+    _check_may_see(visit)
+    order, trace = visit.text("order", "given-up"), visit.text("trace")
+    if order not in ORDERS:
+        raise InvalidRequest(f"flows are ordered by {', '.join(ORDERS)}, not by {order[:50]!r}")
+    shared = visit.shared.flows
+    found = await (shared.find(trace) if trace else shared.list(order, FLOWS))
+    notes = [*shared.problems, *([] if shared.folders else [_NO_FLOWS])]
+    return Flows(
+        rows=[flow_row(each) for each in found[:FLOWS]],
+        order=order,
+        orders={each: address("/flows", order=each) for each in ORDERS},
+        trace=trace,
+        note=" ".join(f"{each}." if not each.endswith(".") else each for each in notes),
+        figures=[Figure("flows in memory", len(shared.reader))],
+    )
+
+
+async def flow(visit: Visit) -> FlowPage:
+    _check_may_see(visit)
+    trace = visit.required("trace")
+    shared = visit.shared.flows
+    if not shared.folders:
+        raise NotFound(_NO_FLOWS)
+    found = await shared.find(trace)
+    if not found:
+        raise NotFound(
+            f"no flow has the trace or id {trace[:200]!r}: it may be older than the events that are still there, or "
+            "its service records none"
+        )
+    chosen = visit.text("id")
+    shown = next((each for each in found if each.id == chosen), found[0])
+    return flow_page(shown, [each for each in found if each is not shown], shared.problems)

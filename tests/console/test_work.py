@@ -1,0 +1,232 @@
+"""Tests of what an operator does in the console: first what would happen, then the work, its progress and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.console.here import Browser, ConsoleHere, console_here
+from tests.integration.broker_process import BrokerProcess
+from truenext import blocking
+from truenext.blocking import Connection
+
+CAUSES = ("ValueError: one", "ValueError: two", "")
+
+
+@pytest.fixture
+def connection(open_broker: BrokerProcess) -> Iterator[Connection]:
+    with blocking.connect(open_broker.url) as connection:
+        yield connection
+
+
+def run(broker: BrokerProcess, test: Callable[[ConsoleHere, Browser], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with console_here(broker.url) as console:
+            await test(console, await console.opened())
+
+    asyncio.run(main())
+
+
+def reject(connection: Connection, queue: str, count: int) -> None:
+    """Fill the dead-letter queue of `queue` with `count` messages for each of CAUSES."""
+    connection.send_many(f"/queue/{queue}", [str(number) for number in range(count * len(CAUSES))])
+    with connection.consumer(f"/queue/{queue}", ack="individual") as consumer:
+        for number in range(count * len(CAUSES)):
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            message.reject(cause=CAUSES[number % len(CAUSES)])
+
+
+async def finished(browser: Browser, begun: Any) -> Any:
+    """Return the progress of a work once it is over."""
+    assert begun.status == 303, begun.text
+    path = begun.header("location")
+    assert urlsplit(path).path == "/progress"
+    while (progress := await browser.page(path))["state"] in ("running", "stopping"):
+        await asyncio.sleep(0.02)
+    return progress
+
+
+async def waiting(browser: Browser, queue: str) -> int:
+    answer = await browser.get(f"/queue?name={queue}", {"accept": "application/json"})
+    return answer.json()["row"]["waiting"] if answer.status == 200 else 0
+
+
+def test_one_group_is_redriven_and_its_end_is_seen(open_broker: BrokerProcess, connection: Connection) -> None:
+    # C35.7
+    reject(connection, "group", 20)
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        page = await browser.page("/dead-letters?queue=DLQ.group")
+        assert {group["cause"]: group["count"] for group in page["groups"]} == dict.fromkeys(CAUSES, 20)
+        assert not page["is_part"] and page["others"] == 0
+        group = next(each for each in page["groups"] if each["cause"] == CAUSES[0])
+        link = next(act["link"] for act in group["acts"] if act["name"] == "redrive")
+        asked = await browser.page(link)
+        assert asked["count"] == 20 and asked["to"] == {"group": 20} and not asked["is_part"]
+        assert await waiting(browser, "group") == 0, "nothing has happened yet"
+        progress = await finished(browser, await browser.act(asked["post"], **dict(asked["fields"])))
+        assert (progress["state"], progress["count"], progress["total"]) == ("done", 20, 20)
+        assert progress["to"] == {"group": 20}
+        assert (await waiting(browser, "group"), await waiting(browser, "DLQ.group")) == (20, 40)
+        # The group without a cause is a group, too.
+        without = next(each for each in page["groups"] if each["cause"] == "")
+        asked = await browser.page(next(act["link"] for act in without["acts"] if act["name"] == "purge"))
+        assert asked["count"] == 20
+
+    run(open_broker, test)
+
+
+def test_chosen_messages_are_moved_and_others_stay(open_broker: BrokerProcess, connection: Connection) -> None:
+    connection.send_many("/queue/chosen", [str(number) for number in range(10)])
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        rows = (await browser.page("/queue?name=chosen"))["messages"]["rows"]
+        chosen = "&".join(f"sequence={row['sequence']}" for row in rows[::2])
+        first = await browser.page(f"/action?verb=move&queue=chosen&{chosen}")
+        assert first["needs_target"] and first["post"] == ""
+        asked = await browser.page(f"/action?verb=move&queue=chosen&{chosen}&to=elsewhere")
+        assert asked["count"] == 5 and asked["to"] == {"elsewhere": 5}
+        fields: dict[str, list[str]] = {}
+        for name, value in asked["fields"]:
+            fields.setdefault(name, []).append(value)
+        progress = await finished(browser, await browser.act("/work", **fields))
+        assert progress["count"] == 5
+        left = (await browser.page("/queue?name=chosen"))["messages"]["rows"]
+        assert [row["beginning"] for row in left] == [row["beginning"] for row in rows[1::2]]
+
+    run(open_broker, test)
+
+
+def test_purge_needs_the_name_of_the_queue(open_broker: BrokerProcess, connection: Connection) -> None:
+    # C35.7
+    connection.send_many("/queue/purged", ["a", "b", "c"], headers={"colour": "red"})
+    connection.send("/queue/purged", "d")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        asked = await browser.page("/action?verb=purge&queue=purged&selector=colour+%3D+%27red%27")
+        assert asked["count"] == 3 and asked["typed_name"] == "purged"
+        fields = dict(asked["fields"])
+        for typed in ({}, {"typed": ""}, {"typed": "purge"}, {"typed": "PURGED"}):
+            answer = await browser.act("/work", **fields, **typed)
+            assert answer.status == 400 and "type the name" in answer.text
+        assert await waiting(browser, "purged") == 4
+        progress = await finished(browser, await browser.act("/work", **fields, typed="purged"))
+        assert progress["count"] == 3 and await waiting(browser, "purged") == 1
+
+    run(open_broker, test)
+
+
+def test_redrive_is_stopped_half_way_and_goes_on_later(open_broker: BrokerProcess, connection: Connection) -> None:
+    # C35.7
+    reject(connection, "long", 700)
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        fields = {"verb": "redrive", "queue": "DLQ.long"}
+        begun = await browser.act("/work", **fields)
+        id = begun.header("location").partition("=")[2]
+        assert (await browser.act("/stop", id=id)).status == 303
+        progress = await finished(browser, begun)
+        assert progress["state"] == "stopped" and 0 < progress["count"] < 2100
+        assert await waiting(browser, "long") == progress["count"]
+        rest = await finished(browser, await browser.act("/work", **fields))
+        assert rest["state"] == "done" and rest["count"] + progress["count"] == 2100
+        assert [title for title, _ in rest["others"]] == ["Re-drive DLQ.long: all messages: stopped"]
+
+    run(open_broker, test)
+
+
+def test_work_of_another_login_is_not_seen(open_broker: BrokerProcess, connection: Connection) -> None:
+    connection.send("/queue/own", "a")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        begun = await browser.act("/work", verb="move", queue="own", to="own.2")
+        await finished(browser, begun)
+        other = await console.opened()
+        assert (await other.get(begun.header("location"))).status == 404
+        assert (await other.act("/stop", id=begun.header("location").partition("=")[2])).status == 404
+
+    run(open_broker, test)
+
+
+def test_pause_and_resume(open_broker: BrokerProcess, connection: Connection) -> None:
+    connection.send("/queue/paused", "a")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        assert (await browser.act("/pause", queue="paused")).header("location") == "/queue?name=paused"
+        page = await browser.page("/queue?name=paused")
+        assert page["row"]["paused"] and page["acts"][0]["name"] == "resume"
+        await browser.act("/resume", queue="paused")
+        assert not (await browser.page("/queue?name=paused"))["row"]["paused"]
+        # A pause makes no queue.
+        assert (await browser.act("/pause", queue="nowhere")).status == 404
+
+    run(open_broker, test)
+
+
+def test_scheduled_sends_are_shown_and_cancelled(open_broker: BrokerProcess, connection: Connection) -> None:
+    for number in range(3):
+        connection.send("/queue/later", f"body {number}", delay=3600 + number)
+    connection.send("/topic/later", "to a topic", delay=3600)
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        page = await browser.page("/scheduled?to=/queue/later")
+        assert [row["beginning"] for row in page["rows"]] == ["body 0", "body 1", "body 2"]
+        assert {row["to"] for row in (await browser.page("/scheduled"))["rows"]} >= {"/queue/later", "/topic/later"}
+        link = page["rows"][1]["acts"][0]["link"]
+        asked = await browser.page(link)
+        assert asked["count"] == 1
+        progress = await finished(browser, await browser.act("/work", **dict(asked["fields"])))
+        assert progress["count"] == 1
+        page = await browser.page("/scheduled?to=/queue/later")
+        assert [row["beginning"] for row in page["rows"]] == ["body 0", "body 2"]
+        topic = await browser.page("/scheduled?to=/topic/later")
+        asked = await browser.page(topic["acts"][0]["link"])
+        assert asked["count"] == 1
+
+    run(open_broker, test)
+
+
+def test_connection_is_closed(open_broker: BrokerProcess) -> None:
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        client = open_broker.connect(headers={"client-id": "to-be-closed"})
+        rows = (await browser.page("/connections"))["rows"]
+        row = next(each for each in rows if each["client_id"] == "to-be-closed")
+        asked = await browser.page(row["close"])
+        assert asked["post"] == "/close"
+        assert (await browser.act("/close", **dict(asked["fields"]))).status == 303
+        assert client.error().headers["truenext-code"] == "closed"
+        assert "to-be-closed" not in str(await browser.page("/connections"))
+
+    run(open_broker, test)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "part"),
+    [
+        ("verb=eat&queue=a", 400, "no action"),
+        ("verb=purge", 400, "lacks the parameter"),
+        ("queue=a", 400, "lacks the parameter"),
+        ("verb=purge&queue=nowhere", 404, "nowhere"),
+        ("verb=purge&queue=senseless&selector=a+b+c", 400, "selector"),
+        ("verb=move&queue=senseless&to=senseless", 400, "same queue"),
+        ("verb=move&queue=senseless&to=/topic/a", 400, "/topic/a"),
+        ("verb=move&queue=senseless&to=a%0Ab", 400, "queue"),
+        ("verb=redrive&queue=senseless&sequence=one", 400, "number"),
+        ("verb=unschedule", 400, "destination"),
+    ],
+)
+def test_senseless_action_is_answered_with_a_sentence(
+    open_broker: BrokerProcess, connection: Connection, query: str, status: int, part: str
+) -> None:
+    connection.send("/queue/senseless", "a")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        answer = await browser.get(f"/action?{query}", {"accept": "application/json"})
+        assert answer.status == status and part in answer.json()["error"], answer.text
+
+    run(open_broker, test)
