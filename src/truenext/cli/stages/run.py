@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -27,8 +28,8 @@ from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
 from truenext.cli.connection import credentials_options, split_by_source, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
+from truenext.cli.health_server import Health, serve_health
 from truenext.cli.loops import new_event_loop
-from truenext.cli.stages.health_server import serve_health
 from truenext.cli.stages.process_exit import (
     RESTART,
     THREADS_TIMEOUT_S,
@@ -51,6 +52,9 @@ from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.service import Service
 from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 logger = logging.getLogger("truenext.stage")
 
@@ -279,14 +283,14 @@ class _ServiceProcess:
             )
             await running.stop(NO_TIMEOUT_S)
 
-    def _health(self, running: ServiceRun) -> ServiceHealth:
-        return assess_health(running.status(), self._stalled_after_s)
+    def _health(self, running: ServiceRun) -> Health:
+        return health_of(assess_health(running.status(), self._stalled_after_s))
 
-    async def _metrics(self, running: ServiceRun) -> str:
+    async def _metrics(self, running: ServiceRun) -> list[Metric]:
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
-        text = "" if metrics is None else metrics.exposition()
+        of_stages = [] if metrics is None else metrics.collect()
         exactly_once = running.exactly_once
-        return text if exactly_once is None else text + await exactly_once.metrics_text()
+        return of_stages if exactly_once is None else of_stages + await exactly_once.collect()
 
     def _listen_to_signals(self) -> None:
         # A signal cancels this task, which runs everything and therefore also closes what the lifespan opens.
@@ -334,6 +338,12 @@ class _ServiceProcess:
             raise asyncio.CancelledError
         while self._main.cancelling():
             self._main.uncancel()
+
+
+def health_of(health: ServiceHealth) -> Health:
+    facts = {**msgspec.to_builtins(health), **msgspec.to_builtins(health.facts)}
+    del facts["facts"]
+    return Health(health.live, health.ready, facts)
 
 
 def _echo(text: str) -> None:
