@@ -69,10 +69,10 @@ class ReportDriver:
         )
         self.engine.commands.subscribe(session or self.session, subscribe)
 
-    def start_request(self, verb: str) -> Generator[None, None, bytes]:
+    def start_request(self, verb: str, body: bytes = b"") -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
         context = QueryContext(
-            self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, lambda _: "", None
+            self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, lambda _: "", None, body
         )
         return QUERIES[verb](context)
 
@@ -80,8 +80,8 @@ class ReportDriver:
     def caller(session: ConnectionState) -> ClientInfo:
         return ClientInfo(f"host of {session.id}", f"id of {session.id}")
 
-    def answer(self, verb: str) -> Any:
-        return json.loads(finished(self.start_request(verb)))
+    def answer(self, verb: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(finished(self.start_request(verb, b"" if body is None else json.dumps(body).encode())))
 
 
 def finished(answer: Generator[None, None, bytes]) -> bytes:
@@ -314,8 +314,9 @@ class RequestQueue:
         self.replies: list[tuple[str, str | None, bytes]] = []
         self.requests = ControlRequests(self.slices, self.start_answer, self.reply)
 
-    def start_answer(self, verb: str, of: ConnectionState | None) -> Generator[None, None, bytes]:
+    def start_answer(self, verb: str, of: ConnectionState | None, body: bytes) -> Generator[None, None, bytes]:
         yield
+        verb += body.decode()
         if of is not None:
             verb = f"{verb} of {of.id}"
         self.made += 1
@@ -326,11 +327,16 @@ class RequestQueue:
         return session not in self.disconnected
 
     def request(
-        self, session: ConnectionState, correlation: str, verb: str = "queues", *, of: ConnectionState | None = None
+        self,
+        session: ConnectionState,
+        correlation: str,
+        verb: str = "queues",
+        *,
+        of: ConnectionState | None = None,
+        body: bytes = b"",
     ) -> None:
-        self.requests.add(
-            session, ControlRequest(verb, b"", parse_address("/temp-queue/a", session.id), correlation), about=of
-        )
+        request = ControlRequest(verb, body, parse_address("/temp-queue/a", session.id), correlation)
+        self.requests.add(session, request, about=of, body=body)
 
 
 def test_requests_made_before_an_answer_starts_share_it_and_later_ones_get_another() -> None:
@@ -351,6 +357,20 @@ def test_requests_made_before_an_answer_starts_share_it_and_later_ones_get_anoth
         ("one", "4", b"queues 3"),
     ]
     assert queue.requests.pending_count(one) == queue.requests.pending_count(other) == 0
+
+
+def test_requests_with_different_bodies_have_different_answers() -> None:
+    queue = RequestQueue()
+    one, other = ConnectionState("one"), ConnectionState("other")
+    for session, body in ((one, b"{}"), (other, b""), (other, b"{}")):
+        queue.request(session, "1", body=body)
+    while queue.slices.pending:
+        queue.slices.run_slice()
+    assert queue.replies == [
+        ("one", "1", b"queues{} 1"),
+        ("other", "1", b"queues{} 1"),
+        ("other", "1", b"queues 2"),
+    ]
 
 
 def test_connection_query_is_answered_only_to_the_connection_it_is_about() -> None:

@@ -31,6 +31,7 @@ from truenext.broker.control_answers import (
 from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.event_loop import Steps
 from truenext.broker.pager import Pager
+from truenext.broker.queues_request import QueuesRequest
 from truenext.broker.reload import ReloadResult
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -89,6 +90,8 @@ class QueryContext(NamedTuple):
     """Begins a clean stop that names the broker which takes over, see `Broker.hand_over`."""
     may_see: Callable[[Queue], bool] | None
     """Function that tells whether the client may see a queue; None if it may see all."""
+    body: bytes
+    """Body of the request, which `check_query` has checked; empty if the query has none."""
 
 
 def check_verb(verb: str) -> None:
@@ -102,6 +105,20 @@ def check_verb(verb: str) -> None:
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
+
+
+def check_query(request: ControlRequest) -> bytes:
+    """Check a query, and return the body on which its answer depends; empty for a query without a body.
+
+    Raises: RemoteProtocolError if there is no such verb, or the body is invalid
+    """
+    check_verb(request.verb)
+    shape = QUERY_BODIES.get(request.verb)
+    if shape is None:
+        return b""
+    if request.body:
+        decode_client_json(request.verb, request.body, shape)
+    return request.body
 
 
 class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -355,4 +372,7 @@ QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "reload": _reload,
     "status": _status,
 }
-"""Functions that answer a query, by verb. The requests have no body."""
+"""Functions that answer a query, by verb."""
+
+QUERY_BODIES: dict[str, type[msgspec.Struct]] = {"queues": QueuesRequest}
+"""Structs of the bodies of queries, by verb. The other queries have no body."""

@@ -45,7 +45,7 @@ class ControlCommands:
         time: Callable[[], float],
         backups: Backups,
         *,
-        query_context: Callable[[MaySee], control.QueryContext],
+        query_context: Callable[[MaySee, bytes], control.QueryContext],
         schedule_turn: Callable[[], object],
     ) -> None:
         """`time` returns seconds of a clock that does not jump."""
@@ -76,7 +76,7 @@ class ControlCommands:
             changed = control.apply_queue_change(engine, request.verb, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
         elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
+            report = failover_request.begin_failover(self._query_context(None, b"").hand_over, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
         elif request.verb == backup_request.VERB:
             report = backup_request.run_backup_request(self._backups, request.body)
@@ -92,11 +92,11 @@ class ControlCommands:
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
-            control.check_verb(request.verb)
+            body = control.check_query(request)
             user = self._users.user_of(session)
-            self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
+            self.requests.add(session, request, about=None if user is None or user.is_monitor else session, body=body)
 
-    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+    def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
         if name == connection_request.VERB:
@@ -106,7 +106,7 @@ class ControlCommands:
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[name](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see, body))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""
