@@ -1,30 +1,37 @@
-"""Tests of the HTTP server of a service. Source: docs/stages-running.md"""
+"""Tests of the HTTP server of a service and of a broker. Source: docs/stages-running.md, docs/monitoring.md"""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
-from truenext.cli.stages import health_server as module
-from truenext.cli.stages.health_server import serve_health
+from truenext.cli import health_server as module
+from truenext.cli.health_server import Health, HealthThread, serve_health
 from truenext.errors import ConfigurationError
 from truenext.stage.core.health import ServiceHealth, ServiceStatus
-from truenext.stage.interceptors.metrics import Metrics
+
+WELL = Health(True, True, b"{}\n")
 
 
-def health(*, live: bool = True, ready: bool = True) -> ServiceHealth:
+def health(*, live: bool = True, ready: bool = True) -> Health:
     facts = ServiceStatus(service="shop", state="running", broker=[], database="", stages=[])
-    return ServiceHealth(live=live, ready=ready, reasons=[], facts=facts)
+    return Health.of(ServiceHealth(live=live, ready=ready, reasons=[], facts=facts))
+
+
+async def none() -> Iterable[Metric]:
+    return []
 
 
 @asynccontextmanager
-async def served(now: ServiceHealth, metrics: Metrics | None = None, port: int = 0) -> AsyncIterator[int]:
-    async def figures() -> str:
-        return "" if metrics is None else metrics.exposition()
-
-    async with serve_health("127.0.0.1", port, lambda: now, figures) as url:
+async def served(now: Health, metrics: module.MetricsSource = none, port: int = 0) -> AsyncIterator[int]:
+    async with serve_health("127.0.0.1", port, lambda: now, metrics) as url:
         yield int(url.rpartition(":")[2])
 
 
@@ -54,24 +61,50 @@ def get(path: str) -> bytes:
         (health(live=False, ready=False), {"/": 200, "/live": 503, "/ready": 503}),
     ],
 )
-def test_the_status_says_whether_it_is_live_and_ready(now: ServiceHealth, expected: dict[str, int]) -> None:
+def test_the_status_says_whether_it_is_live_and_ready(now: Health, expected: dict[str, int]) -> None:
     async def run() -> None:
         async with served(now) as port:
             for path, status in expected.items():
                 found, body = await exchange(port, get(path))
                 assert found == status
                 assert json.loads(body)["service"] == "shop"
-                assert json.loads(body)["live"] is now.live
+                assert json.loads(body)["live"] is now.is_live
 
     asyncio.run(run())
 
 
-def test_metrics_are_there_if_the_service_counts() -> None:
+class Counting:
+    """Source of metrics that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def __call__(self) -> Iterable[Metric]:
+        self.calls += 1
+        await asyncio.sleep(0)
+        return [GaugeMetricFamily("calls", "Calls.", value=self.calls)]
+
+
+def test_metrics_are_there_if_the_process_has_some() -> None:
     async def run() -> None:
-        async with served(health(), Metrics()) as port:
-            assert b"truenext_stage_running" in (await exchange(port, get("/metrics")))[1]
+        async with served(health(), Counting()) as port:
+            assert b"\ncalls 1.0\n" in (await exchange(port, get("/metrics")))[1]
         async with served(health()) as port:
             assert (await exchange(port, get("/metrics")))[0] == 404
+
+    asyncio.run(run())
+
+
+def test_many_scrapes_at_once_make_the_metrics_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Counting()
+
+    async def run() -> None:
+        async with served(health(), metrics) as port:
+            answers = await asyncio.gather(*(exchange(port, get("/metrics")) for _ in range(20)))
+            assert {body for _, body in answers} == {answers[0][1]}
+            assert metrics.calls == 1
+            monkeypatch.setattr(module, "METRICS_AGE_S", 0.0)
+            assert b"\ncalls 2.0\n" in (await exchange(port, get("/metrics")))[1]
 
     asyncio.run(run())
 
@@ -124,3 +157,60 @@ def test_a_port_that_is_taken_is_said() -> None:
                     pass
 
     asyncio.run(run())
+
+
+# ---- On a thread ----
+
+
+def test_server_on_a_thread_answers_while_the_main_thread_is_busy() -> None:
+    thread = HealthThread("127.0.0.1", 0, lambda: WELL, Counting())
+    try:
+        with urlopen(f"{thread.url}/ready", timeout=5) as answer:
+            assert answer.read() == WELL.body
+        with urlopen(f"{thread.url}/metrics", timeout=5) as answer:
+            assert answer.read().endswith(b"calls 1.0\n")
+    finally:
+        thread.close()
+    assert not thread._thread.is_alive()
+
+
+def test_server_on_a_thread_ends_although_a_probe_hangs() -> None:
+    thread = HealthThread("127.0.0.1", 0, lambda: WELL, none)
+    host, _, port = thread.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as hanging:
+        hanging.sendall(b"GET /live")
+        started = time.monotonic()
+        thread.close()
+        assert time.monotonic() - started < module.STOP_S
+        assert not thread._thread.is_alive()
+
+
+def test_server_on_a_thread_whose_port_is_taken_does_not_start() -> None:
+    thread = HealthThread("127.0.0.1", 0, lambda: WELL, none)
+    port = int(thread.url.rpartition(":")[2])
+    try:
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for --health: Address"):
+            HealthThread("127.0.0.1", port, lambda: WELL, none)
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "::1%nothing"])
+def test_host_that_is_none_is_refused_with_its_name(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot listen on .* for --health: "):
+        HealthThread(host, 0, lambda: WELL, none)
+
+
+def test_answer_of_a_source_that_fails_is_none_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> Iterable[Metric]:
+        raise ValueError("no metrics")
+
+    async def run() -> None:
+        async with served(health(), fail) as port:
+            assert (await exchange(port, get("/metrics")))[0] == 0
+            assert (await exchange(port, get("/live")))[0] == 200
+
+    asyncio.run(run())
+    assert [(each.message, each.exc_text is not None) for each in caplog.records] == [
+        ("request for health or metrics not answered", True)
+    ]

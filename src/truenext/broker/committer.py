@@ -21,6 +21,7 @@ from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
+from truenext.model.histogram import SHORT_TIME_BUCKETS, HistogramCounter
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.log import BEAT_S
 from truenext.store.store import Pending, Progress, Store
@@ -75,6 +76,8 @@ class Committer:
         broker, which has only the rows, must not have another history, or use a number again."""
         self._unlogged_bytes = 0
         self._write_time = write_time
+        self.times = HistogramCounter(SHORT_TIME_BUCKETS)
+        """Seconds that each batch took until it was durable, without empty ones and the wait for the thread."""
         self._flush_timer: TimerHandle | None = None
         self._pending: tuple[Batch, Pending] | None = None
         """Batch for whose answer the event loop waits."""
@@ -125,8 +128,10 @@ class Committer:
         if self._has_log or not batch.is_empty():
             started = monotonic()
             self._store.apply(batch)
-            size = batch.size + len(batch.history)
-            self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
+            seconds = monotonic() - started
+            self._write_time.add_write(batch.size + len(batch.history), seconds, is_inline=is_inline)
+            if not self._has_log:
+                self.times.add(seconds)
 
     # ---- Rows of a log ----
 
@@ -278,6 +283,8 @@ class Committer:
 
     def _done(self, batch: Batch) -> None:
         self.is_busy = False
+        if self._has_log:
+            self.times.add(monotonic() - self._row_began)
         if self._history is not None:
             self._flush_later()
         self._on_committed(batch)

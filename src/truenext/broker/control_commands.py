@@ -22,7 +22,7 @@ from truenext.broker.backups import Backups
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
-from truenext.broker.event_loop import SlicedWork
+from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -55,6 +55,7 @@ class ControlCommands:
         self._drain = broker_drain
         self._query_context = query_context
         self._schedule_turn = schedule_turn
+        self._sliced_work = sliced_work
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
         self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
@@ -95,6 +96,15 @@ class ControlCommands:
             body = control.check_query(request)
             user = self._users.user_of(session)
             self.requests.add(session, request, about=None if user is None or user.is_monitor else session, body=body)
+
+    def collect(self, on_collected: Callable[[bytes], object]) -> None:
+        """Make an answer to `status` for the metrics, in steps, and call `on_collected` with it."""
+        self._sliced_work.add(self._collect(on_collected))
+        self._schedule_turn()
+
+    def _collect(self, on_collected: Callable[[bytes], object]) -> Steps:
+        status = yield from self._start_answer("status", None, b"")
+        on_collected(status)
 
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):

@@ -12,15 +12,16 @@ Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from math import inf
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +32,8 @@ from truenext.model.url import host_and_port
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+logger = logging.getLogger(__name__)
+
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 """Longest time in seconds from the start of a connection to the last byte of the answer."""
@@ -38,6 +41,8 @@ CONNECTIONS_MAX = 32
 """Largest number of connections at the same time. Further connections are closed without an answer."""
 METRICS_AGE_S = 1.0
 """Seconds for which a text of metrics is used again, so that many scrapes cost no more than one a second."""
+ACCEPT_PASSES = 4
+"""Passes of the event loop after which asyncio has passed on each connection that it has accepted before."""
 STOP_S = 2.0
 """Longest time in seconds for which the end of a HealthThread waits for the thread."""
 JSON = "application/json"
@@ -45,11 +50,31 @@ TEXT = "text/plain; charset=utf-8"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class Assessed(Protocol):
+    """Health of a broker or a service, as a struct that also has `reasons`."""
+
+    @property
+    def live(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def facts(self) -> msgspec.Struct: ...
+
+
 class Health(NamedTuple):
     is_live: bool
     is_ready: bool
-    facts: Mapping[str, object]
-    """Body of the answer, for JSON."""
+    body: bytes
+    """Body of the answer, in JSON."""
+
+    @classmethod
+    def of(cls, assessed: Assessed) -> Health:
+        """Return the health with the facts from which it was concluded."""
+        facts = {**msgspec.to_builtins(assessed), **msgspec.to_builtins(assessed.facts)}
+        del facts["facts"]
+        return cls(assessed.live, assessed.ready, msgspec.json.encode(facts) + b"\n")
 
 
 class Response(NamedTuple):
@@ -105,7 +130,7 @@ async def _respond(method: str, path: str, health: HealthSource, metrics: _Metri
         now = health()
         is_well = {"/": True, "/live": now.is_live, "/ready": now.is_ready}[path]
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-        response = Response(status, msgspec.json.encode(now.facts) + b"\n", JSON)
+        response = Response(status, now.body, JSON)
     else:
         response = Response(
             HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n"
@@ -119,14 +144,16 @@ async def serve_health(host: str, port: int, health: HealthSource, metrics: Metr
 
     Raises: ConfigurationError if the address cannot be listened on
     """
-    connections: set[asyncio.StreamWriter] = set()
+    connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
     metrics_text = _MetricsText(metrics)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(connections) >= CONNECTIONS_MAX:
             writer.transport.abort()
-            return
-        connections.add(writer)
+        else:
+            connections[writer] = asyncio.create_task(serve(reader, writer))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_S):
                 writer.write(await _response(await _request(reader), health, metrics_text))
@@ -135,20 +162,28 @@ async def serve_health(host: str, port: int, health: HealthSource, metrics: Metr
                 await writer.wait_closed()
         except (OSError, EOFError, TimeoutError):
             pass
+        except Exception:
+            logger.exception("request for health or metrics not answered")
         finally:
             writer.transport.abort()
-            connections.discard(writer)
+            connections.pop(writer, None)
 
     try:
-        server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
+        server = await asyncio.start_server(accept, host, port, limit=REQUEST_BYTES_MAX)
     except (OSError, UnicodeError) as error:
-        raise ConfigurationError(f"cannot listen on {host_and_port(host, port)} for --health: {_reason(error)}") from error
+        raise ConfigurationError(
+            f"cannot listen on {host_and_port(host, port)} for --health: {_reason(error)}"
+        ) from error
     try:
         yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"
     finally:
         server.close()
-        for writer in connections:
+        for _ in range(ACCEPT_PASSES):
+            await asyncio.sleep(0)
+        for writer, task in list(connections.items()):
+            task.cancel()
             writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 def _reason(error: OSError | UnicodeError) -> str:
