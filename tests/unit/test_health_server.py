@@ -179,6 +179,8 @@ def test_server_on_a_thread_ends_although_a_probe_hangs() -> None:
     host, _, port = thread.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as hanging:
         hanging.sendall(b"GET /live")
+        # Connections are accepted in order.
+        urlopen(f"{thread.url}/live", timeout=5).close()
         started = time.monotonic()
         thread.close()
         assert time.monotonic() - started < module.STOP_S

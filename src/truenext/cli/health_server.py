@@ -41,8 +41,6 @@ CONNECTIONS_MAX = 32
 """Largest number of connections at the same time. Further connections are closed without an answer."""
 METRICS_AGE_S = 1.0
 """Seconds for which a text of metrics is used again, so that many scrapes cost no more than one a second."""
-ACCEPT_PASSES = 4
-"""Passes of the event loop after which asyncio has passed on each connection that it has accepted before."""
 STOP_S = 2.0
 """Longest time in seconds for which the end of a HealthThread waits for the thread."""
 JSON = "application/json"
@@ -178,8 +176,8 @@ async def serve_health(host: str, port: int, health: HealthSource, metrics: Metr
         yield f"http://{host_and_port(host, server.sockets[0].getsockname()[1])}"
     finally:
         server.close()
-        for _ in range(ACCEPT_PASSES):
-            await asyncio.sleep(0)
+        # The event loop may have a new connection that is not in `connections` yet.
+        await asyncio.sleep(0)
         for writer, task in list(connections.items()):
             task.cancel()
             writer.transport.abort()
