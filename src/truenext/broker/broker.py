@@ -28,7 +28,8 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
-from truenext.broker.control import QueryContext, own_address
+from truenext.broker.control import QueryContext, Vitals, own_address
+from truenext.broker.control_answers import CommitsReport, HistoryReport
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.drain import Drain
@@ -37,11 +38,13 @@ from truenext.broker.execution import Execution
 from truenext.broker.health import BrokerFacts, BrokerState
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
+from truenext.broker.rates import Rates
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.silence import Silence
 from truenext.broker.slow_clients import end_slow_clients
 from truenext.broker.stuck_check import StuckCheck
 from truenext.broker.unread_answers import UnreadAnswers
+from truenext.broker.unread_heads import UnreadHeads
 from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
@@ -92,10 +95,12 @@ class Broker:
         self._log = log
         self.silence = None if log is None else Silence(log)
         """Silence of the broker; None if it has no log, so that it is never silent."""
+        self._history = history
         self._backups = backups or Backups()
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
+        self._started_ns = monotonic_ns()
         self._peers: dict[ConnectionState, Peer] = {}
         self._is_turn_due = False
         self._has_ticked = False
@@ -131,6 +136,7 @@ class Broker:
         self._alarm = Alarm(loop, self._schedule_turn)
         self._sliced_work = SlicedWork(monotonic_ns)
         self._stuck_check = StuckCheck(engine, self.pager, monotonic_ns)
+        self._rates = Rates(engine, monotonic_ns)
         self._disk_level_log = DiskLevelLog(store)
         self.warnings = ClientWarnings(loop.time)
         self.capacity = Capacity(
@@ -182,8 +188,18 @@ class Broker:
                 self._store,
                 self._log,
                 self.hand_over,
+                self._vitals,
             ),
             schedule_turn=self._schedule_turn,
+            when_heads_known=UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).when_read,
+        )
+
+    def _vitals(self) -> Vitals:
+        totals, history = self.committer.totals, self._history
+        return Vitals(
+            (self._monotonic_ns() - self._started_ns) / 1e9,
+            CommitsReport(totals.times.count, totals.bytes, round(totals.times.sum, 6)),
+            None if history is None else HistoryReport(history.appended_bytes),
         )
 
     def _make_execution(self) -> Execution:
@@ -438,6 +454,8 @@ class Broker:
         self.users.flush_log()
         self._check_log()
         self._disk_level_log.update()
+        if self._rates.are_due:
+            self._sliced_work.add(self._rates.count())
         if self._stuck_check.begin():
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)

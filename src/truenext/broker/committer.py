@@ -39,6 +39,19 @@ GAP_EVENTS events are lost with a crash."""
 _NO_SOCKET = -1
 
 
+class CommitTotals:
+    """Numbers of all batches that were made durable. The thread adds to them, and the event loop reads them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.times = HistogramCounter(SHORT_TIME_BUCKETS)
+        """Seconds that each batch took until it was durable."""
+
+    def add(self, size: int, seconds: float) -> None:
+        self.bytes += size
+        self.times.add(seconds)
+
+
 class Committer:
     def __init__(
         self,
@@ -76,8 +89,7 @@ class Committer:
         broker, which has only the rows, must not have another history, or use a number again."""
         self._unlogged_bytes = 0
         self._write_time = write_time
-        self.times = HistogramCounter(SHORT_TIME_BUCKETS)
-        """Seconds that each batch took until it was durable, without empty ones and the wait for the thread."""
+        self.totals = CommitTotals()
         self._flush_timer: TimerHandle | None = None
         self._pending: tuple[Batch, Pending] | None = None
         """Batch for whose answer the event loop waits."""
@@ -128,10 +140,9 @@ class Committer:
         if self._has_log or not batch.is_empty():
             started = monotonic()
             self._store.apply(batch)
-            seconds = monotonic() - started
-            self._write_time.add_write(batch.size + len(batch.history), seconds, is_inline=is_inline)
-            if not self._has_log:
-                self.times.add(seconds)
+            size, seconds = batch.size + len(batch.history), monotonic() - started
+            self._write_time.add_write(size, seconds, is_inline=is_inline)
+            self.totals.add(size, seconds)
 
     # ---- Rows of a log ----
 
@@ -195,6 +206,7 @@ class Committer:
             self._watch(pending)
 
     def _finish_pending(self, batch: Batch) -> None:
+        self.totals.add(batch.size + len(batch.history), monotonic() - self._row_began)
         try:
             self._append_history(batch)
         except TruenextError as error:
@@ -283,8 +295,6 @@ class Committer:
 
     def _done(self, batch: Batch) -> None:
         self.is_busy = False
-        if self._has_log:
-            self.times.add(monotonic() - self._row_began)
         if self._history is not None:
             self._flush_later()
         self._on_committed(batch)

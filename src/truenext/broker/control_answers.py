@@ -1,6 +1,8 @@
 """Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
 of the texts here."""
 
+from enum import Enum
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -49,6 +51,19 @@ class QueueReport(msgspec.Struct):
     waits for its next try while others are dispatched is left out."""
     rate: float = 0.0
     """Messages acknowledged in a second, on average over the last seconds."""
+
+
+class QueueOrder(Enum):
+    """Order of the queues in an answer. Queues that are equal in it follow one another by name."""
+
+    NAME = "name"
+    """By name, from A to Z."""
+    WAITING = "waiting"
+    """By `waiting`, the largest number first."""
+    OLDEST = "oldest"
+    """By `oldest_s`, the largest age first, and queues in which nothing waits last."""
+    RATE = "rate"
+    """By `rate`, the highest first."""
 
 
 class MessageCounts(msgspec.Struct):
@@ -115,17 +130,15 @@ class CommitsReport(msgspec.Struct):
 class JournalReport(msgspec.Struct):
     """Journal of the broker's folder."""
 
-    bytes: int
-    """Bytes of its segments that the checkpoint does not have yet."""
     segments: int
-    """Number of these segments."""
+    """Number of its segments."""
+    bytes: int
+    """Bytes of its segments, unused bytes included."""
 
 
 class HistoryReport(msgspec.Struct):
     """History of the broker."""
 
-    events: int
-    """Number of the last event that was passed to the files."""
     bytes: int
     """Bytes of events since the broker's start."""
 
@@ -264,6 +277,8 @@ class StatusReport(msgspec.Struct):
     """Number of scheduled sends to a topic or to several destinations; `scheduled` counts these, too."""
     waiting: int
     """Number of messages that wait in queues and durable subscriptions."""
+    dead_letters: int
+    """Number of these messages that are in dead-letter queues."""
     in_memory: int
     """Number of messages of queues and durable subscriptions that are in memory."""
     temporary: TemporaryReport
@@ -279,7 +294,8 @@ class StatusReport(msgspec.Struct):
     held: int
     """Number of messages of queues and durable subscriptions that consumers hold."""
     oldest_s: float | None
-    """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)); null if nothing waits."""
+    """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)) but dead-letter queues and
+    those of Spark, in which messages stay; null if nothing waits in them."""
     rate: float
     """Messages of queues and durable subscriptions acknowledged in a second, on average over the last seconds."""
     counts: MessageCounts

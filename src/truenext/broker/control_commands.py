@@ -6,8 +6,11 @@ producer, failover, backup   answered at once
 connection, drain, queries   answered later, as the answer may take long to make: control_requests.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import msgspec
 
 from truenext.broker import (
     access,
@@ -23,6 +26,7 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork, Steps
+from truenext.broker.queues_request import MaySee, make_queues_report, name_filter
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -30,9 +34,18 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
+from truenext.model.limits import METRICS_QUEUES_MAX
 
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
+NAMED_QUEUES_REQUEST = msgspec.json.encode({"limit": METRICS_QUEUES_MAX})
+
+
+class Figures(NamedTuple):
+    """Figures of the broker's metrics at one moment."""
+
+    status: bytes
+    """Answer to `status`."""
+    queues: bytes
+    """Answer to `queues` with the queues that have metrics of their own; empty if none may."""
 
 
 class ControlCommands:
@@ -47,6 +60,7 @@ class ControlCommands:
         *,
         query_context: Callable[[MaySee, bytes], control.QueryContext],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
         """`time` returns seconds of a clock that does not jump."""
         self._engine = engine
@@ -56,9 +70,10 @@ class ControlCommands:
         self._query_context = query_context
         self._schedule_turn = schedule_turn
         self._sliced_work = sliced_work
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
@@ -97,14 +112,29 @@ class ControlCommands:
             user = self._users.user_of(session)
             self.requests.add(session, request, about=None if user is None or user.is_monitor else session, body=body)
 
-    def collect(self, on_collected: Callable[[bytes], object]) -> None:
-        """Make an answer to `status` for the metrics, in steps, and call `on_collected` with it."""
-        self._sliced_work.add(self._collect(on_collected))
-        self._schedule_turn()
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
 
-    def _collect(self, on_collected: Callable[[bytes], object]) -> Steps:
+    def collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> None:
+        """Make the figures of the metrics, in steps, and call `on_collected` with them. `patterns` are those of the
+        queues that have metrics of their own."""
+
+        def begin() -> None:
+            self._sliced_work.add(self._collect(patterns, on_collected))
+            self._schedule_turn()
+
+        self._when_ready("status", begin)
+
+    def _collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> Steps:
         status = yield from self._start_answer("status", None, b"")
-        on_collected(status)
+        queues = b""
+        if patterns:
+            queues = yield from make_queues_report(self._engine, name_filter(patterns), NAMED_QUEUES_REQUEST)
+        on_collected(Figures(status, queues))
 
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):

@@ -1,10 +1,10 @@
 """Control requests whose answers take long to make: the queue in which they wait, and the sending of the answers.
 
 Answers are made in slices, one after the other. One answer serves all requests with the same verb and body that came
-before the answer was started (those that begin a drain have an answer of their own). A later request gets a new answer, because
-its client may have changed something just before. An answer about one connection is only for that connection. An answer
-about many queues has megabytes, and each client gets a copy of its own. So large answers are sent only while the
-answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. Other large answers wait until clients have received some.
+before the answer was started (those that begin a drain have an answer of their own). A later request gets a new answer,
+because its client may have changed something just before. An answer about one connection is only for that connection.
+An answer about many queues has megabytes, and each client gets a copy of its own. So large answers are sent only while
+the answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. Other large answers wait until clients have received some.
 Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
@@ -34,12 +34,15 @@ class ControlRequests:
         sliced_work: SlicedWork,
         start: Callable[[str, ConnectionState | None, bytes], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
+        when_ready: Callable[[str, Callable[[], object]], object] = lambda _, begin: begin(),
     ) -> None:
         """`start` returns the generator of the answer with a name, about a connection or the whole broker (None), to a
-        body. `reply` sends an answer, and returns whether the client is still connected."""
+        body. `reply` sends an answer, and returns whether the client is still connected. `when_ready` calls the
+        function that begins the answer with a name, at once or once all is known that the answer needs."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
+        self._when_ready = when_ready
         self._waiting: dict[_Key, list[tuple[ConnectionState, ControlRequest]]] = {}
         """Requests whose answer is not started yet."""
         self._pending_counts: Counter[ConnectionState] = Counter()
@@ -81,7 +84,7 @@ class ControlRequests:
             self._waiting[key].append((session, request))
         else:
             self._waiting[key] = [(session, request)]
-            self._sliced_work.add(self._make_answer(key))
+            self._when_ready(key[0], lambda: self._sliced_work.add(self._make_answer(key)))
 
     def _make_answer(self, key: _Key) -> Steps:
         requests = self._waiting.pop(key)

@@ -6,6 +6,7 @@ The main thread changes the state. The thread of the server reads it, and what a
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from truenext.broker.broker import Broker
@@ -38,15 +39,20 @@ class BrokerProcess:
         """
         self._server = HealthThread(*parse_host_and_port(address), self._health, self._metrics)
 
-    def start(self, broker: Broker, loop: AbstractEventLoop) -> None:
-        """Note that clients can connect."""
+    def start(self, broker: Broker, loop: AbstractEventLoop, queues: Sequence[str]) -> None:
+        """Note that clients can connect. `queues` are the patterns of the queues that have metrics of their own."""
         if self._server is not None:
             # Imported here, because it takes 30 ms, and most brokers show no metrics.
             from truenext.broker.metrics import BrokerMetrics
 
             delay = LoopDelay(loop)
-            self._running = broker, delay, BrokerMetrics(broker, loop, delay.delays)
+            self._running = broker, delay, BrokerMetrics(broker, loop, delay.delays, queues)
         self.state = BrokerState.RUNNING
+
+    def set_metrics_queues(self, queues: Sequence[str]) -> None:
+        """Replace the patterns of the queues that have metrics of their own."""
+        if self._running is not None:
+            self._running[2].patterns = queues
 
     def close(self) -> None:
         """End the server."""

@@ -128,7 +128,7 @@ def serve(
             server_name=settings.server_name,
             session_factories=make_session_factories(),
         )
-        apply = partial(_apply_changes, tls, opened.exporter)
+        apply = partial(_apply_changes, tls, opened.exporter, process)
         run = partial(
             _run, make_broker, make_listener, addresses, tls, reloader, apply, manager, process, configuration
         )
@@ -348,7 +348,10 @@ def _apply_settings(member: MemberSettings, changed: Configuration) -> None:
     logs.configure_logging(changed.broker.log_level.value, changed.broker.log_format)
 
 
-def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
+def _apply_changes(
+    tls: ListenerTls, exporter: HistoryExporter | None, process: BrokerProcess, broker: Broker, changed: Configuration
+) -> None:
+    process.set_metrics_queues(changed.broker.metrics_queues)
     broker.change_policies(changed.policies)
     if changed.users is not None:
         broker.users.replace(changed.users)
@@ -449,7 +452,7 @@ async def _run(
                 used_tls = tls if address.has_tls else None
                 listener = make_listener(address, broker, loop, places=places, tls=used_tls)
                 listeners.append(listener)
-            process.start(broker, loop)
+            process.start(broker, loop, configuration.broker.metrics_queues)
             urls = [each.url for each in listeners]
             for url in urls:
                 print(f"listening on {url}", flush=True)

@@ -19,6 +19,11 @@ class HistogramCounter:
         self.sum = 0.0
         """Sum of all values."""
 
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.buckets)
+
     def add(self, value: float) -> None:
         self.buckets[bisect_left(self.bounds, value)] += 1
         self.sum += value

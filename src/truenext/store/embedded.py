@@ -65,7 +65,7 @@ from truenext.store.held_state import HeldState
 from truenext.store.journal import SEGMENT_BYTES, Journal, JournalEnd, describe_lost_tail
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
-from truenext.store.store import Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
+from truenext.store.store import JournalSize, Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import (
     STORAGE_ERRORS,
     damage_error,
@@ -199,6 +199,10 @@ class EmbeddedStore:
     def disk_level_bytes(self) -> dict[str, int]:
         sizes = self._disk_space.bytes
         return sizes if self._log is None else {**sizes, **self._log.disk_level_bytes}
+
+    @property
+    def journal_size(self) -> JournalSize:
+        return JournalSize(len(self._journal.segments), self._journal.size)
 
     def recover(self) -> Recovered:
         with self._reading():
