@@ -170,7 +170,6 @@ def _status_metrics(status: StatusReport) -> Iterator[Metric]:
     if status.journal is not None:
         yield _gauge("journal_bytes", "Bytes of the journal that the checkpoint lacks.", status.journal.bytes)
     if status.history is not None:
-        yield _gauge("history_event", "Number of the last event of the history.", status.history.events)
         yield _counter("history_bytes_total", "Bytes of events recorded.", status.history.bytes)
     if status.log is not UNSET:
         yield from _log_metrics(status.log)
