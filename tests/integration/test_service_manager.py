@@ -150,7 +150,7 @@ def test_broker_that_stands_by_is_ready_and_feeds_the_watchdog(
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     manager = find_service_manager()
-    serve._report_standing_by(manager, "main")
+    serve._report_standing_by(manager, serve.BrokerProcess(), "main")
     assert receiver.receive() == "READY=1\nSTATUS=standing by for main"
     serve._while_standing_by(None, manager)
     assert receiver.receive() == "WATCHDOG=1"
