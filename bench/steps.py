@@ -56,6 +56,9 @@ STEP_MS = 20
 """Aim for most steps, in ms of processor time."""
 LISTED_MS = 100
 """Aim for steps that the contract wants whole, with default limits, in ms of processor time."""
+SLICE_MS = 2
+"""Aim for steps of answers to control requests, in ms of processor time."""
+MANY_QUEUES = 50_000
 QUIET_S = 0.3
 """Seconds without a noted step after which the broker has done all that an event caused."""
 NOTED_S = 0.001
@@ -160,6 +163,11 @@ class Client:
     def control(self, verb: str, request: dict[str, Any]) -> None:
         """Send a control request and wait for its receipt."""
         self.call("SEND", {"destination": f"/control/{verb}"}, json.dumps(request).encode())
+
+    def take_answer(self) -> None:
+        """Read the MESSAGE with the answer to a control request."""
+        self._read_until(b"\0")
+        self._received.clear()
 
     def drain(self) -> None:
         """Read until no byte has come for QUIET_S."""
@@ -909,6 +917,27 @@ def producers(trial: Trial) -> None:
 
 
 # ---- The table ----
+
+
+@scenario
+def many_queues(trial: Trial) -> None:
+    """Answers about many queues, the rates of all of them beside."""
+    client = trial.client()
+    for first in range(0, MANY_QUEUES, 1000):
+        numbers = range(first, min(first + 1000, MANY_QUEUES))
+        client.write_frames(b"".join(frame("SEND", {"destination": f"/queue/many.{each}"}, b"x") for each in numbers))
+    client.confirm()
+    client.call("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/r"})
+    for verb, request in (
+        ("queues", None),
+        *(("queues", {"order": order, "limit": 50}) for order in ("name", "waiting", "oldest", "rate")),
+        ("queues", {"name": "99", "order": "oldest"}),
+        ("status", None),
+    ):
+        body = b"" if request is None else json.dumps(request).encode()
+        with trial.measures(f"{verb} {body.decode()} of {MANY_QUEUES:,} queues", SLICE_MS):
+            client.write("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/r"}, body)
+            client.take_answer()
 
 
 def calibration_ms() -> float:

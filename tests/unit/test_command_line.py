@@ -20,8 +20,8 @@ from truenext.cli import logs, serve_command, terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
+from truenext.cli.queues import COUNTS
 from truenext.cli.stages import run, service_broker
-from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
@@ -489,7 +489,7 @@ def broker_of_queues(
         brokers.append(broker)
         raise SystemExit
 
-    monkeypatch.setattr("truenext.cli.status.connected", not_connected)
+    monkeypatch.setattr("truenext.cli.queues.connected", not_connected)
     result = CliRunner().invoke(main, ["queues", *options], env=variables)
     return (brokers[0] if brokers else None), result
 
