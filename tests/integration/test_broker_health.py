@@ -178,6 +178,9 @@ def test_reasons_and_figures_of_a_running_broker(tmp_path: Path) -> None:
         assert (facts["ready"], facts["reasons"]) == (True, ["disk level none: sends are refused, consumers go on"])
         broker.set_disk_level(DiskLevel.PLENTY)
         await_answer(url, "/ready", lambda _, facts: not facts["reasons"])
+        # A drain does not wait for paused queues.
+        for queue in ("orders.new", "other"):
+            broker.output_of("pause", queue)
         client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
         begin = {"destination": "/control/drain", "reply-to": "/temp-queue/answers"}
         client.send_frame("SEND", begin, b'{"draining":true}', confirmed=True)

@@ -28,6 +28,7 @@ from truenext.broker.event_loop import SAMPLE_INTERVAL_S, LoopDelay
 from truenext.broker.health import LOOP_HELD_S, LOOP_SLOW_S, BrokerFacts, BrokerState, assess_health
 from truenext.broker.metrics import BrokerMetrics, health_metrics
 from truenext.broker.queues_request import make_named_report
+from truenext.clock import monotonic
 from truenext.model.histogram import HistogramCounter
 from truenext.model.pattern import compile_patterns, matches
 
@@ -246,9 +247,9 @@ def test_scrape_shows_the_last_figures_with_their_age_while_the_event_loop_is_he
     assert not any("figures_age" in name or "disk" in name for name in samples), "it has no figures yet"
     broker.on_collected(figures())
     broker.answer = None
-    now = metrics.monotonic()
-    monkeypatch.setattr(metrics, "monotonic", lambda: next(later))
+    now = monotonic()
     later: Iterator[float] = iter([now, now + 50, now + 50])
+    monkeypatch.setattr(metrics, "monotonic", lambda: next(later))
     samples = scrape(found)
     assert samples["truenext_broker_figures_age_seconds"] > 49
     assert samples["truenext_broker_queues"] == 2
