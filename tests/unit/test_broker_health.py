@@ -123,7 +123,12 @@ def full_status() -> StatusReport:
     ]
     log = LogReport("db:5432", 1, 9, 3, True, "standby", 5, members)
     return msgspec.structs.replace(
-        status, journal=JournalReport(2, 300), history=HistoryReport(77), log=log, disk_level="little"
+        status,
+        journal=JournalReport(2, 300),
+        history=HistoryReport(77),
+        log=log,
+        disk_level="little",
+        disk_bytes={"free": 5},
     )
 
 
