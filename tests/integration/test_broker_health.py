@@ -109,6 +109,7 @@ def await_log(broker: BrokerProcess, text: str) -> None:
 
 
 def test_broker_is_live_and_not_ready_during_a_long_recovery(broker: HeldBroker, tmp_path: Path) -> None:
+    # C33.1, C33.2
     hold = tmp_path / "hold-recovery"
     hold.touch()
     broker.begin_start()
@@ -129,6 +130,7 @@ def test_broker_is_live_and_not_ready_during_a_long_recovery(broker: HeldBroker,
 
 
 def test_scrape_does_not_wait_for_an_event_loop_that_is_held(broker: HeldBroker, tmp_path: Path) -> None:
+    # C33.4
     broker.start()
     url = broker.health_url
     before = scrape(url)

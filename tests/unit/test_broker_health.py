@@ -207,6 +207,7 @@ def test_figures_of_the_status_are_metrics() -> None:
 
 
 def test_metrics_have_no_text_of_a_client_but_names_of_chosen_queues() -> None:
+    # C33.3
     text = str(sorted(scrape(FakeBroker(figures()).metrics())))
     assert not any(word in text for word in ("orders", "db:5432", "host"))
 

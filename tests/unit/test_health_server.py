@@ -135,6 +135,7 @@ def test_http_server_closes_an_idle_connection(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_http_server_closes_connections_above_its_limit() -> None:
+    # C33.5
     async def run() -> None:
         async with served(health()) as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(module.CONNECTIONS_MAX)]
