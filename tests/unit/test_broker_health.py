@@ -27,7 +27,7 @@ from truenext.broker.control_commands import Figures
 from truenext.broker.event_loop import SAMPLE_INTERVAL_S, LoopDelay
 from truenext.broker.health import LOOP_HELD_S, LOOP_SLOW_S, BrokerFacts, BrokerState, assess_health
 from truenext.broker.metrics import BrokerMetrics, health_metrics
-from truenext.broker.queues_request import make_named_report
+from truenext.broker.queues_request import ITEMS_PER_STEP, NAMES_PER_STEP, make_named_report
 from truenext.clock import monotonic
 from truenext.model.histogram import HistogramCounter
 from truenext.model.pattern import compile_patterns, matches
@@ -287,13 +287,15 @@ def test_named_report_has_the_first_queues_by_name_and_counts_all() -> None:
     names = [f"a.q{number * 7919 % 2345:04}" for number in range(2345)]
     for name in ("b", *names, "a"):
         driver.send(name)
-    steps = make_named_report(driver.engine, compile_patterns(["a.>", "b"]), 100)
+    steps, count = make_named_report(driver.engine, compile_patterns(["a.>", "b"]), 100), 0
     while True:
         try:
             next(steps)
+            count += 1
         except StopIteration as end:
             queues, matching = end.value
             break
+    assert count >= len(names) / NAMES_PER_STEP + 100 / ITEMS_PER_STEP, "C33.5: no step for all"
     found = msgspec.json.decode(queues, type=list[QueueReport])
     assert [each.name for each in found] == sorted(names)[:100]
     assert matching == len(names) + 1
