@@ -200,6 +200,13 @@ def test_port_of_health_that_is_taken_ends_the_start_with_a_sentence(tmp_path: P
         assert f"cannot listen on 127.0.0.1:{port} for --health: Address already in use" in broker.log
 
 
+def test_port_of_health_that_a_listener_has_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, ["--listen", "stomp://127.0.0.1:61999", "--health", "61999"])
+    broker.begin_start()
+    assert broker.wait_for_end() == 2
+    assert "two addresses of --listen or --health name 127.0.0.1:61999: give each a port of its own" in broker.log
+
+
 def test_broker_that_stands_by_is_live_and_ready_once_it_has_taken_over(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
