@@ -205,6 +205,7 @@ def test_no_step_looks_at_more_than_a_few_consumers_of_one_queue(verb: str) -> N
 
 @pytest.mark.parametrize("verb", ["queues", "status"])
 def test_no_step_looks_at_more_than_a_few_queues(verb: str) -> None:
+    # C32.9
     driver = ReportDriver()
     for number in range(MANY):
         driver.send(f"q{number}")
