@@ -1,7 +1,8 @@
 """Audit that compares the counts of queues with the events of the history, and with the messages that are there.
 
 Two accounts of the same run: the engine counts each message in its queue (engine/state/counts.py), and writes an event
-of it (engine/writing/event_log.py). At each batch both must agree, queue by queue and in sum.
+of it (engine/writing/event_log.py). At each batch both must agree, queue by queue and in sum (C32.1,
+C32.2, C32.3, C32.4).
 """
 
 from collections import Counter, defaultdict
