@@ -28,6 +28,7 @@ from truenext.broker.event_loop import SAMPLE_INTERVAL_S, LoopDelay
 from truenext.broker.health import LOOP_HELD_S, LOOP_SLOW_S, BrokerFacts, BrokerState, assess_health
 from truenext.broker.metrics import BrokerMetrics, health_metrics
 from truenext.broker.queues_request import ITEMS_PER_STEP, NAMES_PER_STEP, make_named_report
+from truenext.broker.security_log import EVENTS_PER_SECOND_MAX, SecurityLog
 from truenext.clock import monotonic
 from truenext.model.histogram import HistogramCounter
 from truenext.model.pattern import compile_patterns, matches
@@ -308,3 +309,17 @@ def test_compiled_pattern_matches_what_a_pattern_matches(pattern: str, name: str
     if "" not in name.split("."):
         assert bool(compile_patterns([pattern])(name)) == matches(pattern.split("."), name.split("."))
         assert bool(compile_patterns(["x.y", pattern])(name)) == bool(compile_patterns([pattern])(name))
+
+
+# ---- Logins and refusals ----
+
+
+def test_events_of_the_security_log_are_counted_although_they_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = SecurityLog(lambda: 0.0)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(EVENTS_PER_SECOND_MAX + 5):
+            log.log(logging.WARNING, "login failed", address="10.0.0.1", user="shop")
+        log.log(logging.INFO, "login", address="10.0.0.1", user="shop")
+    assert (log.totals, caplog.records) == ({"login failed": EVENTS_PER_SECOND_MAX + 5, "login": 1}, [])
