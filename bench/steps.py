@@ -20,10 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from truenext.broker.broker import Broker
+from truenext.broker.control_commands import Figures
 from truenext.broker.recovery import recover
 from truenext.cli.serve import MEMORY_SHARE, _tune_garbage_collector
 from truenext.history.writer import HistoryWriter
@@ -36,6 +39,7 @@ from truenext.model.limits import (
     GROUPS_MAX,
     HELD_MAX,
     MEMORY_LIMIT,
+    METRICS_QUEUES_MAX,
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
     TOPIC_SUBSCRIPTIONS_MAX,
@@ -63,6 +67,9 @@ QUIET_S = 0.3
 """Seconds without a noted step after which the broker has done all that an event caused."""
 NOTED_S = 0.001
 """Shortest step that is noted, in seconds of processor time."""
+SCRAPE_STEP_MS = 4
+"""Aim for turns with a slice of sliced work, in ms of processor time: it begins no further step after 2 ms."""
+SCRAPED_QUEUES = 50_000
 ANSWER_S = 120.0
 LIMITED_TOPIC = "limited"
 """Topic of whose messages a subscription may have none in memory."""
@@ -214,8 +221,10 @@ class Row(NamedTuple):
 class Trial:
     """One broker with default limits, its clients, and the measured events."""
 
-    def __init__(self, name: str, port: int, steps: Steps) -> None:
+    def __init__(self, name: str, port: int, steps: Steps, call: Callable[..., object]) -> None:
+        """`call` calls a function with the broker, on its event loop."""
         self.name = name
+        self.call = call
         self.rows: list[Row] = []
         self._port = port
         self._steps = steps
@@ -850,6 +859,16 @@ def queues(trial: Trial) -> None:
 
 
 @scenario
+def scrapes(trial: Trial) -> None:
+    """Figures of the metrics of very many queues, all of which could have metrics of their own."""
+    _send_to_each(trial.client(), "scraped", SCRAPED_QUEUES)
+    figures: SimpleQueue[Figures] = SimpleQueue()
+    with trial.measures(f"figures of {SCRAPED_QUEUES:,} queues, {METRICS_QUEUES_MAX:,} by name", SCRAPE_STEP_MS):
+        trial.call(lambda broker: broker.control.collect(["*.new", "scraped.>"], figures.put))
+        figures.get(timeout=ANSWER_S)
+
+
+@scenario
 def wildcards(trial: Trial) -> None:
     """Very many pairs of a queue and a wildcard consumer."""
     sender, owner = trial.client(), trial.client()
@@ -974,6 +993,10 @@ def run(names: Sequence[str], folder: Path) -> list[Row]:
     return rows
 
 
+def _call_soon(loop: asyncio.AbstractEventLoop, broker: Broker, function: Callable[[Broker], object]) -> None:
+    loop.call_soon_threadsafe(function, broker)
+
+
 async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
     loop = asyncio.get_running_loop()
     with closing(EmbeddedStore(data)) as store, closing(HistoryWriter(data / "history", on_rotate=lambda: None)) as log:
@@ -997,7 +1020,8 @@ async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
                 places=Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX),
                 tls=None,
             )
-            trial = Trial(name, int(listener.url.rpartition(":")[2]), steps)
+            call = partial(_call_soon, loop, broker)
+            trial = Trial(name, int(listener.url.rpartition(":")[2]), steps, call)
             try:
                 await asyncio.to_thread(SCENARIOS[name], trial)
             finally:

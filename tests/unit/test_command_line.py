@@ -25,6 +25,7 @@ from truenext.cli.stages import run, service_broker
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
+    HOST_AND_PORT,
     LISTENER_URL,
     MEMBER,
     QUERY_ID,
@@ -41,7 +42,6 @@ from truenext.cli.values import (
     DestinationParam,
     EnumParam,
     HeaderParam,
-    HostAndPortParam,
     PathParam,
     QueueNameParam,
     SecondsParam,
@@ -110,7 +110,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     SERVER_NAME: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     SPARK_MASTER: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
     SERVICE: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
-    HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
+    HOST_AND_PORT: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     STORE_URL: lambda kind: [*NO_TEXTS, LONG, "data", "mysql:///shop", WITH_PASSWORD, "postgresql://h/?password=p"],
     SCHEMA: lambda kind: [*NO_TEXTS, LONG, "Main", "2", "pg_x", "a-b", "a" * 64],
     MEMBER: lambda kind: [*NO_TEXTS, LONG, "-a", ".a", "a b", "a@b", "a" * 64],

@@ -36,6 +36,7 @@ from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
+from truenext.broker.health import BrokerFacts, BrokerState
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.rates import Rates
@@ -205,7 +206,7 @@ class Broker:
         totals, history = self.committer.totals, self._history
         return Vitals(
             (self._monotonic_ns() - self._started_ns) / 1e9,
-            CommitsReport(totals.batches, totals.bytes, round(totals.seconds, 6)),
+            CommitsReport(totals.times.count, totals.bytes, round(totals.times.sum, 6)),
             None if history is None else HistoryReport(history.appended_bytes),
         )
 
@@ -541,6 +542,19 @@ class Broker:
     def is_silent(self) -> bool:
         """True if another broker may have taken over the log, as far as this one knows."""
         return self.silence is not None and self.silence.is_silent()
+
+    def health_facts(self, loop_held_s: float) -> BrokerFacts:
+        """Return the facts for the health of a running broker, whose event loop has stood still for `loop_held_s`. Any
+        thread may call this."""
+        wait = None if self._log is None else self._log.status.wait
+        return BrokerFacts(
+            state=BrokerState.RUNNING,
+            loop_held_s=round(loop_held_s, 3),
+            draining=self._commit_state.is_draining,
+            silent=self.is_silent,
+            awaited=wait.awaited.value if wait else "",
+            disk_level=self._store.disk_level.name.lower(),
+        )
 
     def _beat(self) -> None:
         """Commit a batch, even an empty one, if a row is due: brokers that stand by take a log without new rows for

@@ -21,6 +21,7 @@ from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
+from truenext.model.histogram import SHORT_TIME_BUCKETS, HistogramCounter
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.log import BEAT_S
 from truenext.store.store import Pending, Progress, Store
@@ -42,14 +43,13 @@ class CommitTotals:
     """Numbers of all batches that were made durable. The thread adds to them, and the event loop reads them."""
 
     def __init__(self) -> None:
-        self.batches = 0
         self.bytes = 0
-        self.seconds = 0.0
+        self.times = HistogramCounter(SHORT_TIME_BUCKETS)
+        """Seconds that each batch took until it was durable."""
 
     def add(self, size: int, seconds: float) -> None:
-        self.batches += 1
         self.bytes += size
-        self.seconds += seconds
+        self.times.add(seconds)
 
 
 class Committer:

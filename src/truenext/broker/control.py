@@ -35,6 +35,7 @@ from truenext.broker.queues_request import (
     SumsOfQueues,
     chunks,
     count_held,
+    count_held_by_wildcards,
     make_queues_report,
     parse_queues_request,
     report_counts,
@@ -49,7 +50,7 @@ from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model import header_lines
 from truenext.model.commands import ControlRequest, Send, decode_client_json
-from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
+from truenext.model.destination import SPARK_PREFIX, TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
 from truenext.store.log import Log, LogStatus
@@ -185,18 +186,27 @@ def _queues(context: QueryContext) -> AnswerGenerator:
 def _status(context: QueryContext) -> AnswerGenerator:
     """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
-    held = yield from count_held(engine)
-    durable = non_durable = in_memory = 0
+    by_wildcards = yield from count_held_by_wildcards(engine)
+    receivers_of = engine.state.clients.receivers_of
+    durable = non_durable = in_memory = dead_letters = 0
     sums, temporary = SumsOfQueues(engine.queues.removed), _TemporaryTotals(engine.queues.removed_temporary)
     for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
+            consumers = receivers_of(queue).consumers
+            held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
             if queue.is_temporary:
                 non_durable += is_subscription
-                temporary.add(queue, held[queue])
+                temporary.add(queue, held)
             else:
                 durable += is_subscription
-                sums.add(queue, queue.waiting_count(), held[queue], 0, queue.oldest_ms())
+                waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
+                if queue.holds_dead_letters:
+                    dead_letters += waiting
+                if queue.holds_dead_letters or queue.name.startswith(SPARK_PREFIX):
+                    # What stays for long there says nothing of consumers.
+                    oldest_ms = None
+                sums.add(queue, waiting, held, 0, oldest_ms)
                 in_memory += queue.resident_count
         yield
     scheduled = 0
@@ -228,6 +238,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
             scheduled=scheduled,
             scheduled_for_topics=engine.queues.scheduled_count(""),
             waiting=sums.waiting,
+            dead_letters=dead_letters,
             in_memory=in_memory,
             temporary=temporary.report(context),
             codec=CODEC_LANGUAGE,

@@ -279,6 +279,8 @@ class StatusReport(msgspec.Struct):
     """Number of scheduled sends to a topic or to several destinations; `scheduled` counts these, too."""
     waiting: int
     """Number of messages that wait in queues and durable subscriptions."""
+    dead_letters: int
+    """Number of these messages that are in dead-letter queues."""
     in_memory: int
     """Number of messages of queues and durable subscriptions that are in memory."""
     temporary: TemporaryReport
@@ -294,7 +296,8 @@ class StatusReport(msgspec.Struct):
     held: int
     """Number of messages of queues and durable subscriptions that consumers hold."""
     oldest_s: float | None
-    """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)); null if nothing waits."""
+    """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)) but dead-letter queues and
+    those of Spark, in which messages stay; null if nothing waits in them."""
     rate: float
     """Messages of queues and durable subscriptions acknowledged in a second, on average over the last seconds."""
     counts: MessageCounts

@@ -8,8 +8,9 @@ connection, drain, connections, consumers, queries
                              answered later, as the answer may take long to make: control_requests.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from truenext.broker import (
     access,
@@ -28,8 +29,8 @@ from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
-from truenext.broker.event_loop import SlicedWork
-from truenext.broker.queues_request import MaySee
+from truenext.broker.event_loop import SlicedWork, Steps
+from truenext.broker.queues_request import MaySee, make_named_report
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -37,6 +38,19 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
+from truenext.model.limits import METRICS_QUEUES_MAX
+from truenext.model.pattern import compile_patterns
+
+
+class Figures(NamedTuple):
+    """Figures of the broker's metrics at one moment."""
+
+    status: bytes
+    """Answer to `status`."""
+    queues: bytes
+    """Queues that have metrics of their own, as a list of QueueReport in JSON."""
+    matching: int
+    """Number of the queues that could have metrics of their own."""
 
 
 class ControlCommands:
@@ -64,6 +78,7 @@ class ControlCommands:
         self._query_context = query_context
         self._connections = connections
         self._schedule_turn = schedule_turn
+        self._sliced_work = sliced_work
         self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
@@ -137,6 +152,24 @@ class ControlCommands:
             self._when_heads_known(begin)
         else:
             begin()
+
+    def collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> None:
+        """Make the figures of the metrics, in steps, and call `on_collected` with them. `patterns` are those of the
+        queues that have metrics of their own."""
+
+        def begin() -> None:
+            self._sliced_work.add(self._collect(patterns, on_collected))
+            self._schedule_turn()
+
+        self._when_ready("status", begin)
+
+    def _collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> Steps:
+        status = yield from self._start_answer("status", None, b"")
+        queues, matching = b"[]", 0
+        if patterns:
+            is_named = compile_patterns(patterns)
+            queues, matching = yield from make_named_report(self._engine, is_named, METRICS_QUEUES_MAX)
+        on_collected(Figures(status, queues, matching))
 
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):

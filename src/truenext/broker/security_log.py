@@ -101,10 +101,13 @@ class SecurityLog:
         self._second = 0
         self._counts: Counter[str] = Counter()
         """Events of each address in the current second."""
+        self.totals: Counter[str] = Counter()
+        """Number of all events by their text, also of those that are not logged."""
 
     def log(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
         """Log and remember an event. `user` is "" if the client has named no user, and "unknown" if the broker has no
         such user."""
+        self.totals[text] += 1
         self.recent.add(text, user, address, _describe(fields))
         if not logger.isEnabledFor(level):
             return

@@ -14,7 +14,8 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 FILES_OWN = 64
-"""Largest number of files that the broker itself opens: journal, checkpoint, history, event loop and log."""
+"""Largest number of files that the broker itself opens: journal, checkpoint, history, event loop, log, and the
+connections of the health server."""
 
 
 def needed_files(listeners: int) -> int:

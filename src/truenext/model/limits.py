@@ -653,6 +653,12 @@ Setting: `memory_limit` of `[broker]`
 Exceeded: `open transactions of all connections have … of at most … bytes (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
 """  # noqa: E501
 
+METRICS_QUEUES_MAX = 1000
+"""Queues that have metrics of their own at /metrics, of those that `metrics_queues` matches: the first by name.
+
+Exceeded: The others have none, and a warning is logged.
+"""
+
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """Lowest memory limit: the broker itself takes about half of it.
 

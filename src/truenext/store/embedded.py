@@ -130,6 +130,8 @@ class EmbeddedStore:
         """Function that makes what `follow_history` was given readable for other processes."""
         self.while_standing_by: Callable[[], None] = lambda: None
         """Function that is called several times a second while the broker stands by."""
+        self.on_taken_over: Callable[[], None] = lambda: None
+        """Function that is called once the broker has taken over the log, before the rest of `recover`."""
         self._last_applied = 0
         self._applied_end = JournalEnd(0, 0, 0)
         """End of the last batch that the overlay has, too."""
@@ -548,6 +550,7 @@ class EmbeddedStore:
             self._checkpointer.work()
             self.flush_history()
             self.while_standing_by()
+        self.on_taken_over()
         self._follow_rows(log)
         recovered = apply_journal(self._checkpoint.read()[0], self._overlay.indexes)
         if not recovered.clean_stop:
