@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from truenext.model.process_report import REPORT_BYTES_MAX, ProcessReport
+from truenext.model.service_graph import ServiceGraph
 
 SILENT_AFTER_S = 10.0
 """Seconds that a process has to answer a request before it counts as silent."""
@@ -22,6 +24,7 @@ SILENT_KEPT_S = 3600.0
 PROCESSES_MAX = 2_000
 """Largest number of processes that are kept. A further one replaces the silent or ended one that was seen longest ago,
 or is left out."""
+GRAPHS_MAX = 100
 BYTES_MAX = 8 * 1024 * 1024
 """Largest number of bytes of all reports that are kept, as they came."""
 
@@ -60,6 +63,8 @@ class SeenProcesses:
         self._seen: dict[str, _Seen] = {}
         """Processes by the ids of their runs, the one that was seen longest ago first."""
         self._size = 0
+        self._graphs: dict[str, ServiceGraph] = {}
+        """Graph of each service, which the reports of its processes share; at most GRAPHS_MAX."""
         self.ignored_count = 0
         """Number of answers that were no reports, or for which there was no space."""
 
@@ -84,6 +89,7 @@ class SeenProcesses:
         except (msgspec.MsgspecError, RecursionError):
             self.ignored_count += 1
             return False
+        report = self._with_shared_graph(report)
         self._remove(report.run)
         if not self._make_space(len(body), now):
             self.ignored_count += 1
@@ -99,6 +105,17 @@ class SeenProcesses:
             self._remove(run)
         found = [SeenProcess(each.report, each.state(now), now - each.seen_at) for each in self._seen.values()]
         return sorted(found, key=lambda each: (each.report.service, each.report.instance, each.report.run))
+
+    def _with_shared_graph(self, report: ProcessReport) -> ProcessReport:
+        graph = self._graphs.get(report.service)
+        if report.graph is None:
+            return report
+        if graph == report.graph:
+            return replace(report, graph=graph)
+        if len(self._graphs) >= GRAPHS_MAX:
+            self._graphs.clear()
+        self._graphs[report.service] = report.graph
+        return report
 
     def _is_outdated(self, each: _Seen, now: float) -> bool:
         state, seen_s = each.state(now), now - each.seen_at
