@@ -155,11 +155,14 @@ class Responder:
         requesters = self._requesters.recent_requesters(monotonic())
         if not requesters or self._connection.health().state != "connected":
             return
-        with suppress(TruenextError, TimeoutError):
+        try:
             async with asyncio.timeout(LAST_REPORT_S):
                 body = await self._make_report(True)
                 for requester in requesters:
                     await self._send(requester, body)
+        except Exception as error:
+            # The rest of the stop goes on.
+            self._unsent.log(error=repr(error))
 
 
 @dataclass(eq=False)
