@@ -153,6 +153,9 @@ class NoBroker(ConnectionLost):
     """True if a program listens at one of the addresses. That program may be a broker that does not answer, or another
     program."""
 
+    is_refused = False
+    """True if each host has refused the connection, so that nothing listens at any of the addresses."""
+
 
 class Refused(TruenextError):
     """The broker has answered with an ERROR; the message says why. The refused request had no effect."""

@@ -1225,7 +1225,8 @@ def test_the_broker_reports_its_queues_in_json(broker: BrokerProcess, queue: str
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["correlation-id"] == "why"
     facts = json.loads(answer.body)
-    assert {"name": queue, "waiting": 2, "unacknowledged": 1, "consumers": 1, "scheduled": 0, "paused": False} in facts
+    (row,) = [row for row in facts if row["name"] == queue]
+    assert (row["waiting"], row["unacknowledged"], row["consumers"], row["accepted"]) == (2, 1, 1, 3)
     assert [fact["name"] for fact in facts] == sorted(fact["name"] for fact in facts)
 
 
@@ -1502,7 +1503,8 @@ def test_the_command_lists_the_queues(url: str, queue: str) -> None:
     listed = truenext("queues", "--url", url)
     assert re.search(rf"^ *{queue} +3 +0 +0 +0 *$", listed.stdout.decode(), re.MULTILINE), listed
     facts = json.loads(truenext("queues", "--json", "--url", url).stdout)
-    assert {"name": queue, "waiting": 3, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False} in facts
+    (row,) = [row for row in facts if row["name"] == queue]
+    assert (row["waiting"], row["unacknowledged"], row["consumers"], row["paused"]) == (3, 0, 0, False)
 
 
 def test_receive_prints_fewer_messages_than_requested_and_fails(url: str, queue: str) -> None:

@@ -3,9 +3,11 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from prometheus_client import CollectorRegistry
+
+from tests.prometheus_samples import parse
 from tests.stages.executions import around, ending, execution, send
 from truenext.stage.interceptors.chain import InterceptorChain
-from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
 from truenext.stage.interceptors.interceptor import PoolName
 from truenext.stage.interceptors.metrics import ATTEMPT_BUCKETS, BUCKETS, WAIT_BUCKETS, Metrics
 
@@ -130,48 +132,43 @@ def test_figures_as_text_for_prometheus() -> None:
     metrics.ended(execution(), ending(run=0.2))
     metrics.ended(execution(pool="interactive"), ending("rejected", given_up_for="wrong call"))
     metrics.sending(None, send())
-    lines = metrics.exposition().splitlines()
-    labels = 'endpoint="order",stage="place",pool="other"'
-    asked = 'endpoint="order",stage="place",pool="interactive"'
-    for line in (
-        "# TYPE truenext_stage_running gauge",
-        f"truenext_stage_running{{{labels}}} 0",
-        "# TYPE truenext_stage_messages_total counter",
-        f'truenext_stage_messages_total{{{labels},outcome="completed"}} 1',
-        f'truenext_stage_messages_total{{{labels},outcome="released"}} 1',
-        'truenext_stage_sent_total{endpoint="",stage="",pool=""} 1',
-        "# TYPE truenext_stage_given_up_total counter",
-        f'truenext_stage_given_up_total{{{asked},reason="wrong call"}} 1',
-        f'truenext_stage_attempts_bucket{{{labels},le="1"}} 1',
-        f"truenext_stage_attempts_count{{{asked}}} 1",
-        f'truenext_stage_wait_seconds_bucket{{{labels},le="43200.0"}} 1',
-        f"truenext_stage_wait_seconds_sum{{{labels}}} 0.02",
-        "# TYPE truenext_stage_run_seconds histogram",
-        f'truenext_stage_run_seconds_bucket{{{labels},le="0.01"}} 0',
-        f'truenext_stage_run_seconds_bucket{{{labels},le="0.025"}} 1',
-        f'truenext_stage_run_seconds_bucket{{{labels},le="10.0"}} 2',
-        f'truenext_stage_run_seconds_bucket{{{labels},le="+Inf"}} 2',
-        f"truenext_stage_run_seconds_sum{{{labels}}} 0.22",
-        f"truenext_stage_run_seconds_count{{{labels}}} 2",
-        f"truenext_stage_total_seconds_count{{{labels}}} 2",
+    text = metrics.exposition()
+    samples = parse(text)
+    labels = 'endpoint="order"', 'pool="other"', 'stage="place"'
+    interactive = 'endpoint="order"', 'pool="interactive"', 'stage="place"'
+    for name, found, expected in (
+        ("running", labels, 0),
+        ("messages_total", ('endpoint="order"', 'outcome="completed"', *labels[1:]), 1),
+        ("messages_total", ('endpoint="order"', 'outcome="released"', *labels[1:]), 1),
+        ("sent_total", ('endpoint=""', 'pool=""', 'stage=""'), 1),
+        ("given_up_total", (*interactive[:2], 'reason="wrong call"', interactive[2]), 1),
+        ("attempts_bucket", (labels[0], 'le="1"', *labels[1:]), 1),
+        ("attempts_count", interactive, 1),
+        ("wait_seconds_bucket", (labels[0], 'le="43200.0"', *labels[1:]), 1),
+        ("wait_seconds_sum", labels, 0.02),
+        ("run_seconds_bucket", (labels[0], 'le="0.01"', *labels[1:]), 0),
+        ("run_seconds_bucket", (labels[0], 'le="0.025"', *labels[1:]), 1),
+        ("run_seconds_bucket", (labels[0], 'le="10.0"', *labels[1:]), 2),
+        ("run_seconds_bucket", (labels[0], 'le="+Inf"', *labels[1:]), 2),
+        ("run_seconds_sum", labels, 0.22),
+        ("run_seconds_count", labels, 2),
+        ("total_seconds_count", labels, 2),
     ):
-        assert line in lines
-    assert metrics.exposition().endswith("\n")
+        assert samples[f"truenext_stage_{name}{{{','.join(found)}}}"] == expected, name
+    for kind in ("running gauge", "messages_total counter", "run_seconds histogram"):
+        assert f"# TYPE truenext_stage_{kind}\n" in text
 
 
-def test_a_text_for_prometheus_escapes_what_would_end_a_label() -> None:
-    labels = {"name": 'a"b\\c\nd'}
-    assert format_metric("x", "gauge", "About x.", [Sample(labels, 1.5)]) == (
-        '# HELP x About x.\n# TYPE x gauge\nx{name="a\\"b\\\\c\\nd"} 1.5\n'
-    )
+def test_metrics_of_stages_register_with_a_registry_of_prometheus() -> None:
+    registry, metrics = CollectorRegistry(), Metrics()
+    registry.register(metrics)
+    metrics.sending(None, send())
+    sent = {"endpoint": "", "stage": "", "pool": ""}
+    assert registry.get_sample_value("truenext_stage_sent_total", sent) == 1
 
 
-def test_buckets_for_prometheus_add_up() -> None:
-    text = format_metric("x", "histogram", "About x.", [HistogramSample({"a": "1"}, (0.5, 1.0), (1, 2, 3), 4.5)])
-    assert text.splitlines()[2:] == [
-        'x_bucket{a="1",le="0.5"} 1',
-        'x_bucket{a="1",le="1.0"} 3',
-        'x_bucket{a="1",le="+Inf"} 6',
-        'x_sum{a="1"} 4.5',
-        'x_count{a="1"} 6',
-    ]
+def test_label_that_would_end_its_quotes_is_read_as_it_was() -> None:
+    metrics, stage = Metrics(), 'a"b\\c\nd'
+    metrics.ended(execution(stage), ending())
+    (name,) = (each for each in parse(metrics.exposition()) if each.startswith("truenext_stage_run_seconds_count"))
+    assert f'stage="{stage}"' in name

@@ -13,17 +13,12 @@ from msgspec import structs
 
 from tests.unit.inspection import run_stuck_audit
 from truenext.broker import event_loop as event_loop_module
-from truenext.broker.control import (
-    ITEMS_PER_STEP,
-    LARGEST_COUNT,
-    NAMES_SORTED_PER_STEP,
-    QUERIES,
-    ClientInfo,
-    QueryContext,
-)
+from truenext.broker.control import LARGEST_COUNT, QUERIES, ClientInfo, QueryContext, Vitals
+from truenext.broker.control_answers import CommitsReport
 from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.pager import Pager
+from truenext.broker.queues_request import ITEMS_PER_STEP, PLACES_SORTED_PER_STEP
 from truenext.broker.reload import NO_FILE
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
@@ -39,7 +34,7 @@ from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
 from truenext.store.log import Awaited, Log, LogStatus, Member, Role, Wait
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Store
+from truenext.store.store import JournalSize, Store
 
 MANY = 2345
 
@@ -69,10 +64,20 @@ class ReportDriver:
         )
         self.engine.commands.subscribe(session or self.session, subscribe)
 
-    def start_request(self, verb: str) -> Generator[None, None, bytes]:
+    def start_request(self, verb: str, body: bytes = b"") -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
         context = QueryContext(
-            self.engine, self.audit, pager, lambda: NO_FILE, self.caller, self.store, self.log, lambda _: "", None
+            self.engine,
+            self.audit,
+            pager,
+            lambda: NO_FILE,
+            self.caller,
+            self.store,
+            self.log,
+            lambda _: "",
+            lambda: Vitals(1.5, CommitsReport(2, 300, 0.25), None),
+            None,
+            body,
         )
         return QUERIES[verb](context)
 
@@ -80,8 +85,8 @@ class ReportDriver:
     def caller(session: ConnectionState) -> ClientInfo:
         return ClientInfo(f"host of {session.id}", f"id of {session.id}")
 
-    def answer(self, verb: str) -> Any:
-        return json.loads(finished(self.start_request(verb)))
+    def answer(self, verb: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(finished(self.start_request(verb, b"" if body is None else json.dumps(body).encode())))
 
 
 def finished(answer: Generator[None, None, bytes]) -> bytes:
@@ -94,7 +99,11 @@ def finished(answer: Generator[None, None, bytes]) -> bytes:
 
 
 def row(name: str, **facts: Any) -> dict[str, Any]:
-    return {"name": name, "waiting": 0, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False} | facts
+    states = {"waiting": 0, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False}
+    counts = dict.fromkeys(("acknowledged", "returned", "expired", "handled", "moved", "purged"), 0)
+    states = states | {"accepted": facts.get("waiting", 0) + facts.get("unacknowledged", 0)} | counts
+    oldest_s = 0.0 if facts.get("waiting") else None
+    return {"name": name} | states | {"dead_lettered": {}, "oldest_s": oldest_s, "rate": 0.0} | facts
 
 
 def test_queues_query_lists_many_queues_once_in_the_order_of_their_names() -> None:
@@ -103,7 +112,7 @@ def test_queues_query_lists_many_queues_once_in_the_order_of_their_names() -> No
     for name in names:
         driver.send(name)
     assert driver.answer("queues") == [row(name, waiting=1) for name in sorted(names)]
-    assert MANY > 2 * NAMES_SORTED_PER_STEP
+    assert MANY > 2 * PLACES_SORTED_PER_STEP
 
 
 def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> None:
@@ -314,8 +323,9 @@ class RequestQueue:
         self.replies: list[tuple[str, str | None, bytes]] = []
         self.requests = ControlRequests(self.slices, self.start_answer, self.reply)
 
-    def start_answer(self, verb: str, of: ConnectionState | None) -> Generator[None, None, bytes]:
+    def start_answer(self, verb: str, of: ConnectionState | None, body: bytes) -> Generator[None, None, bytes]:
         yield
+        verb += body.decode()
         if of is not None:
             verb = f"{verb} of {of.id}"
         self.made += 1
@@ -326,11 +336,16 @@ class RequestQueue:
         return session not in self.disconnected
 
     def request(
-        self, session: ConnectionState, correlation: str, verb: str = "queues", *, of: ConnectionState | None = None
+        self,
+        session: ConnectionState,
+        correlation: str,
+        verb: str = "queues",
+        *,
+        of: ConnectionState | None = None,
+        body: bytes = b"",
     ) -> None:
-        self.requests.add(
-            session, ControlRequest(verb, b"", parse_address("/temp-queue/a", session.id), correlation), about=of
-        )
+        request = ControlRequest(verb, body, parse_address("/temp-queue/a", session.id), correlation)
+        self.requests.add(session, request, about=of, body=body)
 
 
 def test_requests_made_before_an_answer_starts_share_it_and_later_ones_get_another() -> None:
@@ -351,6 +366,20 @@ def test_requests_made_before_an_answer_starts_share_it_and_later_ones_get_anoth
         ("one", "4", b"queues 3"),
     ]
     assert queue.requests.pending_count(one) == queue.requests.pending_count(other) == 0
+
+
+def test_requests_with_different_bodies_have_different_answers() -> None:
+    queue = RequestQueue()
+    one, other = ConnectionState("one"), ConnectionState("other")
+    for session, body in ((one, b"{}"), (other, b""), (other, b"{}")):
+        queue.request(session, "1", body=body)
+    while queue.slices.pending:
+        queue.slices.run_slice()
+    assert queue.replies == [
+        ("one", "1", b"queues{} 1"),
+        ("other", "1", b"queues{} 1"),
+        ("other", "1", b"queues 2"),
+    ]
 
 
 def test_connection_query_is_answered_only_to_the_connection_it_is_about() -> None:
@@ -551,4 +580,5 @@ def test_status_has_the_sizes_of_the_store_as_of_now() -> None:
     for used in (1, 2):
         driver.store = mock.Mock(spec=Store, disk_level=DiskLevel.PLENTY)
         driver.store.disk_level_bytes = {"database_used": used, "database_limit": 9}
+        driver.store.journal_size = JournalSize(used, 99)
         assert driver.answer("status")["disk_bytes"] == {"database_used": used, "database_limit": 9}

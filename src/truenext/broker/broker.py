@@ -28,19 +28,23 @@ from truenext.broker.capacity import Capacity
 from truenext.broker.client_warnings import ClientWarnings, warn_of_forgotten_producers
 from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
-from truenext.broker.control import QueryContext, own_address
+from truenext.broker.control import QueryContext, Vitals, own_address
+from truenext.broker.control_answers import CommitsReport, HistoryReport
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
+from truenext.broker.health import BrokerFacts, BrokerState
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
+from truenext.broker.rates import Rates
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.silence import Silence
 from truenext.broker.slow_clients import end_slow_clients
 from truenext.broker.stuck_check import StuckCheck
 from truenext.broker.unread_answers import UnreadAnswers
+from truenext.broker.unread_heads import UnreadHeads
 from truenext.broker.user_sessions import UserSessions
 from truenext.broker.users import Users
 from truenext.broker.write_time import WriteTimeEstimate
@@ -91,10 +95,12 @@ class Broker:
         self._log = log
         self.silence = None if log is None else Silence(log)
         """Silence of the broker; None if it has no log, so that it is never silent."""
+        self._history = history
         self._backups = backups or Backups()
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
+        self._started_ns = monotonic_ns()
         self._peers: dict[ConnectionState, Peer] = {}
         self._is_turn_due = False
         self._has_ticked = False
@@ -130,6 +136,7 @@ class Broker:
         self._alarm = Alarm(loop, self._schedule_turn)
         self._sliced_work = SlicedWork(monotonic_ns)
         self._stuck_check = StuckCheck(engine, self.pager, monotonic_ns)
+        self._rates = Rates(engine, monotonic_ns)
         self._disk_level_log = DiskLevelLog(store)
         self.warnings = ClientWarnings(loop.time)
         self.capacity = Capacity(
@@ -181,8 +188,18 @@ class Broker:
                 self._store,
                 self._log,
                 self.hand_over,
+                self._vitals,
             ),
             schedule_turn=self._schedule_turn,
+            when_heads_known=UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).when_read,
+        )
+
+    def _vitals(self) -> Vitals:
+        totals, history = self.committer.totals, self._history
+        return Vitals(
+            (self._monotonic_ns() - self._started_ns) / 1e9,
+            CommitsReport(totals.times.count, totals.bytes, round(totals.times.sum, 6)),
+            None if history is None else HistoryReport(history.appended_bytes),
         )
 
     def _make_execution(self) -> Execution:
@@ -437,6 +454,8 @@ class Broker:
         self.users.flush_log()
         self._check_log()
         self._disk_level_log.update()
+        if self._rates.are_due:
+            self._sliced_work.add(self._rates.count())
         if self._stuck_check.begin():
             self._sliced_work.add(self._engine.stretch_windows())
         warn_of_forgotten_producers(self._engine)
@@ -510,6 +529,19 @@ class Broker:
     def is_silent(self) -> bool:
         """True if another broker may have taken over the log, as far as this one knows."""
         return self.silence is not None and self.silence.is_silent()
+
+    def health_facts(self, loop_held_s: float) -> BrokerFacts:
+        """Return the facts for the health of a running broker, whose event loop has stood still for `loop_held_s`. Any
+        thread may call this."""
+        wait = None if self._log is None else self._log.status.wait
+        return BrokerFacts(
+            state=BrokerState.RUNNING,
+            loop_held_s=round(loop_held_s, 3),
+            draining=self._commit_state.is_draining,
+            silent=self.is_silent,
+            awaited=wait.awaited.value if wait else "",
+            disk_level=self._store.disk_level.name.lower(),
+        )
 
     def _beat(self) -> None:
         """Commit a batch, even an empty one, if a row is due: brokers that stand by take a log without new rows for

@@ -21,6 +21,7 @@ from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.model.batch import Batch
+from truenext.model.histogram import SHORT_TIME_BUCKETS, HistogramCounter
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.log import BEAT_S
 from truenext.store.store import Pending, Progress, Store
@@ -36,6 +37,19 @@ UNLOGGED_BYTES_MAX = 1024 * 1024
 GAP_EVENTS events are lost with a crash."""
 
 _NO_SOCKET = -1
+
+
+class CommitTotals:
+    """Numbers of all batches that were made durable. The thread adds to them, and the event loop reads them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.times = HistogramCounter(SHORT_TIME_BUCKETS)
+        """Seconds that each batch took until it was durable."""
+
+    def add(self, size: int, seconds: float) -> None:
+        self.bytes += size
+        self.times.add(seconds)
 
 
 class Committer:
@@ -75,6 +89,7 @@ class Committer:
         broker, which has only the rows, must not have another history, or use a number again."""
         self._unlogged_bytes = 0
         self._write_time = write_time
+        self.totals = CommitTotals()
         self._flush_timer: TimerHandle | None = None
         self._pending: tuple[Batch, Pending] | None = None
         """Batch for whose answer the event loop waits."""
@@ -125,8 +140,9 @@ class Committer:
         if self._has_log or not batch.is_empty():
             started = monotonic()
             self._store.apply(batch)
-            size = batch.size + len(batch.history)
-            self._write_time.add_write(size, monotonic() - started, is_inline=is_inline)
+            size, seconds = batch.size + len(batch.history), monotonic() - started
+            self._write_time.add_write(size, seconds, is_inline=is_inline)
+            self.totals.add(size, seconds)
 
     # ---- Rows of a log ----
 
@@ -190,6 +206,7 @@ class Committer:
             self._watch(pending)
 
     def _finish_pending(self, batch: Batch) -> None:
+        self.totals.add(batch.size + len(batch.history), monotonic() - self._row_began)
         try:
             self._append_history(batch)
         except TruenextError as error:

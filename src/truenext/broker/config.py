@@ -27,7 +27,7 @@ from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
 from truenext.model.policy import Policies, Policy
 from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
-from truenext.model.url import parse_listener_url
+from truenext.model.url import fault_of_host_and_port, parse_listener_url
 
 BROKER = "broker"
 POLICY = "policy"
@@ -37,6 +37,7 @@ _FAULT_OF: dict[str, Callable[[str], str | None]] = {
     "store": fault_of_database_url,
     "schema": fault_of_schema,
     "member": fault_of_member,
+    "health": fault_of_host_and_port,
 }
 """Functions that check settings which are texts; they return a fault, or None or ""."""
 
@@ -231,6 +232,9 @@ class _ConfigurationFileReader:
                     parse_listener_url(url)
                 except ConfigurationError as error:
                     raise ValueError(f"has an address that cannot be listened on: {error}") from error
+        for pattern in value if setting.name == "metrics_queues" else ():
+            if fault := fault_of_pattern(pattern):
+                raise ValueError(f"has {pattern!r}, which is no pattern of queue names: {fault}")
         if setting.name == "dead_letters":
             try:
                 parse_queue_name(value)

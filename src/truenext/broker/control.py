@@ -4,24 +4,24 @@ Queries about all queues run in steps, between which other clients are served (e
 answer show different moments, all of them after the request. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from heapq import heappush, heappushpop, merge
-from io import BytesIO
+from collections.abc import Callable
+from heapq import heappush, heappushpop
 from itertools import count
 from sys import maxsize
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
 from truenext.broker import backup_request, connection_request, drain, failover_request, producer_request
 from truenext.broker.control_answers import (
+    CommitsReport,
+    HistoryReport,
+    JournalReport,
     LogReport,
     MemberReport,
     MemoryReport,
     QueueChange,
-    QueueReport,
     StatusReport,
     StuckQueueReport,
     SubscriptionCounts,
@@ -29,39 +29,40 @@ from truenext.broker.control_answers import (
     TemporaryReport,
 )
 from truenext.broker.control_requests import AnswerGenerator
-from truenext.broker.event_loop import Steps
 from truenext.broker.pager import Pager
+from truenext.broker.queues_request import (
+    MaySee,
+    SumsOfQueues,
+    chunks,
+    count_held,
+    make_queues_report,
+    parse_queues_request,
+    report_counts,
+)
 from truenext.broker.reload import ReloadResult
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.state.clients import QueueReceivers
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.counts import Counts
 from truenext.engine.state.queue import Queue
-from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model import header_lines
 from truenext.model.commands import ControlRequest, Send, decode_client_json
-from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
+from truenext.model.destination import SPARK_PREFIX, TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
 from truenext.store.log import Log, LogStatus
 from truenext.store.store import Store
+from truenext.version import VERSION
 from truenext.wire.stomp.speedups import CODEC_LANGUAGE
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds until an answer that is not consumed expires."""
 
-ITEMS_PER_STEP = 50
-"""Number of queues, consumers or messages that one step inspects."""
-
-NAMES_SORTED_PER_STEP = 1000
-"""Number of names that one step sorts."""
-
 LARGEST_COUNT = 10
 """Number of the largest temporary queues and subscriptions that `status` names."""
 
-_T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -72,6 +73,14 @@ class ClientInfo(NamedTuple):
     """Address of the client's socket."""
     client_id: str
     """Value of `client-id` on the client's CONNECT; "" if none."""
+
+
+class Vitals(NamedTuple):
+    """Figures of the broker's own parts, for the answer to `status`."""
+
+    uptime_s: float
+    commits: CommitsReport
+    history: HistoryReport | None
 
 
 class QueryContext(NamedTuple):
@@ -87,8 +96,12 @@ class QueryContext(NamedTuple):
     """Log of which the store is a copy; None if the store is no copy."""
     hand_over: Callable[[str | None], str]
     """Begins a clean stop that names the broker which takes over, see `Broker.hand_over`."""
-    may_see: Callable[[Queue], bool] | None
+    vitals: Callable[[], Vitals]
+    """Returns figures of the broker's own parts."""
+    may_see: MaySee
     """Function that tells whether the client may see a queue; None if it may see all."""
+    body: bytes
+    """Body of the request, which `check_query` has checked; empty if the query has none."""
 
 
 def check_verb(verb: str) -> None:
@@ -102,6 +115,19 @@ def check_verb(verb: str) -> None:
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
+
+
+def check_query(request: ControlRequest) -> bytes:
+    """Check a query, and return the body on which its answer depends; empty for a query without a body.
+
+    Raises: RemoteProtocolError if there is no such verb, or the body is invalid
+    """
+    check_verb(request.verb)
+    parse = QUERY_PARSERS.get(request.verb)
+    if parse is None:
+        return b""
+    parse(request.body)
+    return request.body
 
 
 class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,69 +167,39 @@ def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Sen
 
 
 def _queues(context: QueryContext) -> AnswerGenerator:
-    """Report all queues and durable subscriptions."""
-    engine = context.engine
-    held_by_wildcards: Counter[Queue] = Counter()
-    yield from _count_held_by_wildcards(engine, held_by_wildcards)
-    permanent: dict[str, Queue] = {}
-    for queues in _chunks(list(engine.queues.by_name.values())):
-        permanent |= {
-            queue.name: queue
-            for queue in queues
-            if not queue.is_temporary and (context.may_see is None or context.may_see(queue))
-        }
-        yield
-    sorted_names: list[list[str]] = []
-    for names in _chunks(list(permanent), NAMES_SORTED_PER_STEP):
-        sorted_names.append(sorted(names))
-        yield
-    # Written row by row, while queues of finished rows are freed: a copy of all would take too long for one step.
-    answer = BytesIO()
-    answer.write(b"[")
-    for number, name in enumerate(merge(*sorted_names)):
-        queue = permanent.pop(name)
-        receivers = engine.state.clients.receivers_of(queue)
-        held = yield from _held_by_consumers(receivers)
-        row = QueueReport(
-            name=name,
-            waiting=queue.waiting_count(),
-            unacknowledged=held_by_wildcards[queue] + held,
-            consumers=len(receivers.consumers) + len(receivers.wildcards),
-            scheduled=engine.queues.scheduled_count(name),
-            paused=queue.is_paused,
-            topic=queue.destination.topic or msgspec.UNSET,
-        )
-        if number:
-            answer.write(b",")
-        answer.write(_encode(row))
-        if number % ITEMS_PER_STEP == 0:
-            yield
-    answer.write(b"]")
-    return answer.getvalue()
+    """Report queues and durable subscriptions by name, order and piece, and the sums of all."""
+    return make_queues_report(context.engine, context.may_see, context.body)
 
 
 def _status(context: QueryContext) -> AnswerGenerator:
     """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
-    permanent = durable = non_durable = waiting = in_memory = 0
-    temporary = _TemporaryTotals()
-    for queues in _chunks(list(engine.queues.by_name.values())):
+    held = yield from count_held(engine)
+    durable = non_durable = in_memory = dead_letters = 0
+    sums, temporary = SumsOfQueues(engine.queues.removed), _TemporaryTotals(engine.queues.removed_temporary)
+    for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
             if queue.is_temporary:
                 non_durable += is_subscription
-                yield from temporary.add(queue, engine.state.clients.receivers_of(queue))
+                temporary.add(queue, held[queue])
             else:
-                permanent += 1
                 durable += is_subscription
-                waiting += queue.waiting_count()
+                waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
+                if queue.holds_dead_letters:
+                    dead_letters += waiting
+                if queue.holds_dead_letters or queue.name.startswith(SPARK_PREFIX):
+                    # What stays for long there says nothing of consumers.
+                    oldest_ms = None
+                sums.add(queue, waiting, held[queue], 0, oldest_ms)
                 in_memory += queue.resident_count
         yield
     scheduled = 0
-    for names in _chunks(list(engine.queues.hidden_by_name)):
+    for names in chunks(list(engine.queues.hidden_by_name)):
         scheduled += sum(map(engine.queues.scheduled_count, names))
         yield
     memory = engine.state.memory
+    vitals, journal = context.vitals(), context.store.journal_size
     return _encode(
         StatusReport(
             stuck=[
@@ -222,14 +218,26 @@ def _status(context: QueryContext) -> AnswerGenerator:
             disk_level=context.store.disk_level.name.lower(),
             disk_bytes=context.store.disk_level_bytes,
             page_reads=len(context.pager.pending),
-            queues=permanent,
+            queues=sums.queues,
             subscriptions=SubscriptionCounts(durable, non_durable),
             scheduled=scheduled,
             scheduled_for_topics=engine.queues.scheduled_count(""),
-            waiting=waiting,
+            waiting=sums.waiting,
+            dead_letters=dead_letters,
             in_memory=in_memory,
             temporary=temporary.report(context),
             codec=CODEC_LANGUAGE,
+            version=VERSION,
+            uptime_s=vitals.uptime_s,
+            connections=len(engine.state.clients.sessions),
+            held=sums.held,
+            oldest_s=sums.oldest_s(engine.state.commit_state.now_ms),
+            rate=round(sums.rate, 1),
+            counts=sums.counts(),
+            temporary_counts=report_counts(temporary.counts),
+            commits=vitals.commits,
+            journal=None if journal is None else JournalReport(journal.segments, journal.bytes),
+            history=vitals.history,
             log=UNSET if context.log is None else _log_report(context.log.status),
         )
     )
@@ -261,7 +269,10 @@ def _reload(context: QueryContext) -> AnswerGenerator:
 class _TemporaryTotals:
     """Totals of all queues that end with their connection, and a list of the largest of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts) -> None:
+        """`counts` are those of the removed queues."""
+        self.counts = Counts()
+        self.counts.add(counts)
         self._waiting = 0
         self._unacknowledged = 0
         self._bytes = 0
@@ -270,8 +281,8 @@ class _TemporaryTotals:
         the destination, the number of waiting messages, and that of held messages."""
         self._tie_breakers = count()
 
-    def add(self, queue: Queue, receivers: QueueReceivers) -> Steps:
-        held = yield from _held_by_consumers(receivers)
+    def add(self, queue: Queue, held: int) -> None:
+        self.counts.add(queue.counts)
         waiting, size = queue.waiting_count(), queue.resident_bytes + queue.spilled_bytes
         self._waiting += waiting
         self._unacknowledged += held
@@ -311,31 +322,6 @@ def own_address(destination: Destination) -> str:
     return f"/topic/{destination.topic}"
 
 
-def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
-    """Count, in steps, the messages that the consumers of a queue hold, wildcard consumers excluded."""
-    held = 0
-    for consumers in _chunks(receivers.consumers[:]):
-        held += sum(len(consumer.held) for consumer in consumers)
-        if len(consumers) == ITEMS_PER_STEP:
-            yield
-    return held
-
-
-def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
-    """Add to `held`, in steps, the number of messages of each queue that wildcard consumers hold."""
-    for session in list(engine.state.clients.sessions.values()):
-        for consumer in list(session.consumers.values()):
-            if isinstance(consumer, Wildcard):
-                for entries in _chunks(list(consumer.held.values())):
-                    held.update(entry.lane.queue for entry in entries)
-                    yield
-        yield
-
-
-def _chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
-
-
 def _pause(engine: Engine, queue: str) -> QueueChange:
     """Pause a queue: from now on nothing is dispatched from the queue."""
     return QueueChange(queue, created=engine.commands.administering.pause(queue))
@@ -355,4 +341,10 @@ QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "reload": _reload,
     "status": _status,
 }
-"""Functions that answer a query, by verb. The requests have no body."""
+"""Functions that answer a query, by verb."""
+
+WITH_AGES = ("queues", "status")
+"""Queries whose answers tell the age of messages."""
+
+QUERY_PARSERS: dict[str, Callable[[bytes], object]] = {"queues": parse_queues_request}
+"""Functions that check the bodies of queries, by verb. The other queries have no body."""

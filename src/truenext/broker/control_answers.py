@@ -1,12 +1,15 @@
 """Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
 of the texts here."""
 
+from enum import Enum
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 
 class QueueReport(msgspec.Struct):
-    """One queue or durable subscription. The answer to `queues` is a list of these, sorted by name."""
+    """One queue or durable subscription. The counts are those since the broker has started, or since the queue was
+    created, if that was later: an unused queue is removed with its counts."""
 
     name: str
     """Name of the queue. A durable subscription is called `subscription,CLIENT,NAME,TOPIC`; if it has a selector, one
@@ -24,6 +27,120 @@ class QueueReport(msgspec.Struct):
     """True if an operator has paused the queue."""
     topic: str | UnsetType = UNSET
     """Topic, or pattern of topics, of a durable subscription. The field is missing for a queue."""
+    accepted: int = 0
+    """Number of messages that came into the queue: sent, moved, due, dead-lettered from other queues, or reports."""
+    acknowledged: int = 0
+    """Number of messages that were acknowledged, those of a transaction once it is committed."""
+    returned: int = 0
+    """Number of times that a dispatched message was requeued, with or without an attempt. A message that becomes a dead
+    letter instead does not count here."""
+    expired: int = 0
+    """Number of messages that were removed unconsumed, because they had expired or their durable subscription had
+    ended. One that has become a dead letter does not count here."""
+    dead_lettered: dict[str, int] = {}
+    """Number of messages that have become dead letters in another queue, by reason: `attempts exhausted`, `rejected` or
+    `expired`. Reasons without a message are left out."""
+    handled: int = 0
+    """Number of messages that have failed, and went to their next handler instead of a dead-letter queue."""
+    moved: int = 0
+    """Number of messages that a request has moved or re-driven to another queue."""
+    purged: int = 0
+    """Number of messages that a request has removed."""
+    oldest_s: float | None = None
+    """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits. A message that
+    waits for its next try while others are dispatched is left out."""
+    rate: float = 0.0
+    """Messages acknowledged in a second, on average over the last seconds."""
+
+
+class QueueOrder(Enum):
+    """Order of the queues in an answer. Queues that are equal in it follow one another by name."""
+
+    NAME = "name"
+    """By name, from A to Z."""
+    WAITING = "waiting"
+    """By `waiting`, the largest number first."""
+    OLDEST = "oldest"
+    """By `oldest_s`, the largest age first, and queues in which nothing waits last."""
+    RATE = "rate"
+    """By `rate`, the highest first."""
+
+
+class MessageCounts(msgspec.Struct):
+    """Numbers of messages since the broker has started."""
+
+    accepted: int = 0
+    """Number of messages that came into a queue. A message counts once for each queue that gets a copy."""
+    acknowledged: int = 0
+    """Number of messages that were acknowledged."""
+    returned: int = 0
+    """Number of times that a dispatched message was requeued."""
+    expired: int = 0
+    """Number of messages that were removed unconsumed."""
+    dead_lettered: dict[str, int] = {}
+    """Number of messages that have become dead letters, by reason: `attempts exhausted`, `rejected` or `expired`."""
+    handled: int = 0
+    """Number of messages that went to their next handler."""
+    moved: int = 0
+    """Number of messages that a request has moved or re-driven."""
+    purged: int = 0
+    """Number of messages that a request has removed."""
+
+
+class QueueSums(MessageCounts, kw_only=True):
+    """Sums of all queues and durable subscriptions that the user may see and `name` selects, whatever `limit` and
+    `after` are. The counts are those of QueueReport; queues that were removed are not in them."""
+
+    queues: int = 0
+    """Number of these queues and durable subscriptions."""
+    waiting: int = 0
+    """Number of messages that wait."""
+    held: int = 0
+    """Number of messages that consumers hold."""
+    scheduled: int = 0
+    """Number of scheduled sends to one of these queues alone."""
+    oldest_s: float | None = None
+    """Largest `oldest_s` of these queues; null if none has one."""
+    rate: float = 0.0
+    """Messages acknowledged in a second."""
+
+
+class QueuesReport(msgspec.Struct):
+    """Answer to a request `queues` with a body."""
+
+    queues: list[QueueReport]
+    """Queues and durable subscriptions, in the requested order."""
+    next: str | None
+    """Cursor, to be `after` in the next request; null if no queue is left."""
+    sums: QueueSums
+    """Sums of all that the request selects."""
+
+
+class CommitsReport(msgspec.Struct):
+    """Batches of changes that the broker has made durable since its start."""
+
+    batches: int
+    """Number of batches."""
+    bytes: int
+    """Bytes of these batches, with the events for the history."""
+    seconds: float
+    """Seconds that writing them took, in sum."""
+
+
+class JournalReport(msgspec.Struct):
+    """Journal of the broker's folder."""
+
+    segments: int
+    """Number of its segments."""
+    bytes: int
+    """Bytes of its segments, unused bytes included."""
+
+
+class HistoryReport(msgspec.Struct):
+    """History of the broker."""
+
+    bytes: int
+    """Bytes of events since the broker's start."""
 
 
 class StuckQueueReport(msgspec.Struct):
@@ -160,12 +277,38 @@ class StatusReport(msgspec.Struct):
     """Number of scheduled sends to a topic or to several destinations; `scheduled` counts these, too."""
     waiting: int
     """Number of messages that wait in queues and durable subscriptions."""
+    dead_letters: int
+    """Number of these messages that are in dead-letter queues."""
     in_memory: int
     """Number of messages of queues and durable subscriptions that are in memory."""
     temporary: TemporaryReport
     """Messages in queues that end with their connections."""
     codec: str
     """Language of the codec's inner loops: `C`, or `Python` if the module in C is not installed or switched off."""
+    version: str
+    """Version of truenext that runs the broker."""
+    uptime_s: float
+    """Seconds since the broker has started."""
+    connections: int
+    """Number of open connections of clients, this one included."""
+    held: int
+    """Number of messages of queues and durable subscriptions that consumers hold."""
+    oldest_s: float | None
+    """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)) but dead-letter queues and
+    those of Spark, in which messages stay; null if nothing waits in them."""
+    rate: float
+    """Messages of queues and durable subscriptions acknowledged in a second, on average over the last seconds."""
+    counts: MessageCounts
+    """Numbers of messages of queues and durable subscriptions since the broker's start, also of those that were removed
+    meanwhile."""
+    temporary_counts: MessageCounts
+    """The same of temporary queues, and of subscriptions that are not durable."""
+    commits: CommitsReport
+    """Batches made durable since the broker's start."""
+    journal: JournalReport | None
+    """Journal; null if the broker keeps messages in memory alone."""
+    history: HistoryReport | None
+    """History; null if the broker keeps none."""
     log: LogReport | UnsetType = UNSET
     """Log of the broker. The field is missing if the broker's messages are not in PostgreSQL."""
 

@@ -6,8 +6,11 @@ producer, failover, backup   answered at once
 connection, drain, queries   answered later, as the answer may take long to make: control_requests.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import msgspec
 
 from truenext.broker import (
     access,
@@ -22,7 +25,8 @@ from truenext.broker.backups import Backups
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
-from truenext.broker.event_loop import SlicedWork
+from truenext.broker.event_loop import SlicedWork, Steps
+from truenext.broker.queues_request import MaySee, make_queues_report, name_filter
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -30,9 +34,18 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
+from truenext.model.limits import METRICS_QUEUES_MAX
 
-MaySee = Callable[[Queue], bool] | None
-"""Function that tells whether a client may see a queue; None if it may see all."""
+NAMED_QUEUES_REQUEST = msgspec.json.encode({"limit": METRICS_QUEUES_MAX})
+
+
+class Figures(NamedTuple):
+    """Figures of the broker's metrics at one moment."""
+
+    status: bytes
+    """Answer to `status`."""
+    queues: bytes
+    """Answer to `queues` with the queues that have metrics of their own; empty if none may."""
 
 
 class ControlCommands:
@@ -45,8 +58,9 @@ class ControlCommands:
         time: Callable[[], float],
         backups: Backups,
         *,
-        query_context: Callable[[MaySee], control.QueryContext],
+        query_context: Callable[[MaySee, bytes], control.QueryContext],
         schedule_turn: Callable[[], object],
+        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
         """`time` returns seconds of a clock that does not jump."""
         self._engine = engine
@@ -55,9 +69,11 @@ class ControlCommands:
         self._drain = broker_drain
         self._query_context = query_context
         self._schedule_turn = schedule_turn
+        self._sliced_work = sliced_work
+        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
         """Requests whose answers take long to make."""
 
     def execute(self, session: ConnectionState, request: ControlRequest) -> None:
@@ -76,7 +92,7 @@ class ControlCommands:
             changed = control.apply_queue_change(engine, request.verb, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, changed, now_ms))
         elif request.verb == failover_request.VERB:
-            report = failover_request.begin_failover(self._query_context(None).hand_over, request.body)
+            report = failover_request.begin_failover(self._query_context(None, b"").hand_over, request.body)
             engine.commands.administering.reply(control.make_reply_message(request, report, now_ms))
         elif request.verb == backup_request.VERB:
             report = backup_request.run_backup_request(self._backups, request.body)
@@ -92,11 +108,35 @@ class ControlCommands:
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
-            control.check_verb(request.verb)
+            body = control.check_query(request)
             user = self._users.user_of(session)
-            self.requests.add(session, request, about=None if user is None or user.is_monitor else session)
+            self.requests.add(session, request, about=None if user is None or user.is_monitor else session, body=body)
 
-    def _start_answer(self, name: str, about: ConnectionState | None) -> AnswerGenerator:
+    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
+        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
+        if name in control.WITH_AGES:
+            self._when_heads_known(begin)
+        else:
+            begin()
+
+    def collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> None:
+        """Make the figures of the metrics, in steps, and call `on_collected` with them. `patterns` are those of the
+        queues that have metrics of their own."""
+
+        def begin() -> None:
+            self._sliced_work.add(self._collect(patterns, on_collected))
+            self._schedule_turn()
+
+        self._when_ready("status", begin)
+
+    def _collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> Steps:
+        status = yield from self._start_answer("status", None, b"")
+        queues = b""
+        if patterns:
+            queues = yield from make_queues_report(self._engine, name_filter(patterns), NAMED_QUEUES_REQUEST)
+        on_collected(Figures(status, queues))
+
+    def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):
             return self._drain.report(name)
         if name == connection_request.VERB:
@@ -106,7 +146,7 @@ class ControlCommands:
         if about is not None:
             user = self._users.user_of(about)
             may_see = _see_nothing if user is None else partial(access.may_see, user)
-        return control.QUERIES[name](self._query_context(may_see))
+        return control.QUERIES[name](self._query_context(may_see, body))
 
     def send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """Send the answer to a control request. Returns False if the connection has ended meanwhile."""

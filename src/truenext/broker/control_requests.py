@@ -1,10 +1,10 @@
 """Control requests whose answers take long to make: the queue in which they wait, and the sending of the answers.
 
-Answers are made in slices, one after the other. One answer serves all requests with the same verb that came before the
-answer was started (those that begin a drain have an answer of their own). A later request gets a new answer, because
-its client may have changed something just before. An answer about one connection is only for that connection. An answer
-about many queues has megabytes, and each client gets a copy of its own. So large answers are sent only while the
-answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. Other large answers wait until clients have received some.
+Answers are made in slices, one after the other. One answer serves all requests with the same verb and body that came
+before the answer was started (those that begin a drain have an answer of their own). A later request gets a new answer,
+because its client may have changed something just before. An answer about one connection is only for that connection.
+An answer about many queues has megabytes, and each client gets a copy of its own. So large answers are sent only while
+the answers in flight fit into ANSWERS_IN_FLIGHT_BYTES_MAX. Other large answers wait until clients have received some.
 Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
@@ -20,6 +20,10 @@ from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSW
 AnswerGenerator = Generator[None, None, bytes]
 """Generator that makes an answer in steps, and returns it as JSON."""
 
+_Key = tuple[str, ConnectionState | None, bytes]
+"""Key of an answer: its name, which is usually the verb; the connection that the answer is about (None: the whole
+broker); the body of the requests, empty if the answer does not depend on it."""
+
 SMALL_ANSWER_BYTES = 64 * 1024
 """Bytes up to which an answer is small: a small answer is sent at once, even if many answers are in flight."""
 
@@ -28,17 +32,19 @@ class ControlRequests:
     def __init__(
         self,
         sliced_work: SlicedWork,
-        start: Callable[[str, ConnectionState | None], AnswerGenerator],
+        start: Callable[[str, ConnectionState | None, bytes], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
+        when_ready: Callable[[str, Callable[[], object]], object] = lambda _, begin: begin(),
     ) -> None:
-        """`start` returns the generator of the answer with a name, about a connection or the whole broker (None).
-        `reply` sends an answer, and returns whether the client is still connected."""
+        """`start` returns the generator of the answer with a name, about a connection or the whole broker (None), to a
+        body. `reply` sends an answer, and returns whether the client is still connected. `when_ready` calls the
+        function that begins the answer with a name, at once or once all is known that the answer needs."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
-        self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
-        """Requests whose answer is not started yet, by the name of the answer, which is usually the verb, and by the
-        connection that the answer is about (None: the whole broker)."""
+        self._when_ready = when_ready
+        self._waiting: dict[_Key, list[tuple[ConnectionState, ControlRequest]]] = {}
+        """Requests whose answer is not started yet."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
         """Answers that are made and not sent yet."""
@@ -59,9 +65,10 @@ class ControlRequests:
         *,
         about: ConnectionState | None = None,
         name: str | None = None,
+        body: bytes = b"",
     ) -> None:
         """Add a request about the connection `about`, or about the whole broker (None). `name` is that of the answer;
-        None stands for the verb.
+        None stands for the verb. `body` is the body of the request if the answer depends on it.
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
@@ -72,16 +79,16 @@ class ControlRequests:
                 Code.LIMIT,
             )
         self._pending_counts[session] += 1
-        key = name or request.verb, about
+        key = name or request.verb, about, body
         if key in self._waiting:
             self._waiting[key].append((session, request))
         else:
             self._waiting[key] = [(session, request)]
-            self._sliced_work.add(self._make_answer(*key))
+            self._when_ready(key[0], lambda: self._sliced_work.add(self._make_answer(key)))
 
-    def _make_answer(self, name: str, about: ConnectionState | None) -> Steps:
-        requests = self._waiting.pop((name, about))
-        body = yield from self._start(name, about)
+    def _make_answer(self, key: _Key) -> Steps:
+        requests = self._waiting.pop(key)
+        body = yield from self._start(*key)
         for session, request in requests:
             if len(body) > SMALL_ANSWER_BYTES or any(one[0] is session for one in self._finished):
                 self._finished.append((session, request, body))

@@ -1,4 +1,5 @@
-"""Sliced work: long work that does not block the event loop. Alarm: wakes the event loop when a timer is due.
+"""Sliced work: long work that does not block the event loop. Alarm: wakes the event loop when a timer is due. Loop
+delay: measures for how long the event loop is held.
 
 Work is a generator that yields after each step. A step takes about a millisecond at most. Each turn runs steps for
 SLICE_NS, and the next turn continues with the remaining steps. Source: docs/decisions/0037-asking-a-full-broker.md
@@ -7,6 +8,9 @@ SLICE_NS, and the next turn continues with the remaining steps. Source: docs/dec
 from asyncio import AbstractEventLoop, TimerHandle
 from collections import deque
 from collections.abc import Callable, Generator
+
+from truenext.clock import monotonic
+from truenext.model.histogram import SHORT_TIME_BUCKETS, HistogramCounter
 
 SLICE_NS = 2_000_000
 """Nanoseconds after which a slice begins no further step."""
@@ -73,3 +77,31 @@ class Alarm:
     def _ring(self) -> None:
         self._handle = None
         self._wake()
+
+
+# ---- For how long the event loop is held ----
+
+SAMPLE_INTERVAL_S = 0.1
+
+
+class LoopDelay:
+    """Delay with which timers are called, measured ten times a second. It is the time for which the passes of the event
+    loop hold up a client, too."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self.delays = HistogramCounter(SHORT_TIME_BUCKETS)
+        """Delays in seconds. The timers of uvloop have a resolution of a millisecond, which is part of them."""
+        self._schedule()
+
+    def held_s(self) -> float:
+        """Return the seconds for which the event loop has been late by now. Any thread may call this."""
+        return max(0.0, monotonic() - self._due)
+
+    def _schedule(self) -> None:
+        self._due = monotonic() + SAMPLE_INTERVAL_S
+        self._loop.call_later(SAMPLE_INTERVAL_S, self._on_due)
+
+    def _on_due(self) -> None:
+        self.delays.add(self.held_s())
+        self._schedule()

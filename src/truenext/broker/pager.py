@@ -6,6 +6,7 @@ import threading
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from truenext.engine.background.scheduled import DueSendsRead
 from truenext.engine.engine import Engine
@@ -16,6 +17,15 @@ from truenext.model.record import DamagedRecord, decode_record, referenced_conte
 from truenext.store.store import Page, Store, UndecodedMessage
 
 logger = logging.getLogger(__name__)
+
+
+class StoreCall(NamedTuple):
+    """Call of the store that is neither for a page nor for timers."""
+
+    read: Callable[[], Any]
+    """Function that reads the store, on the pager's thread."""
+    on_read: Callable[[Any], object]
+    """Function that gets the result, on the event loop."""
 
 
 class Pager:
@@ -36,7 +46,7 @@ class Pager:
         self._tick = tick
         self._schedule_turn = schedule_turn
         self._on_failed = on_failed
-        self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
+        self._queue: SimpleQueue[StoreRead | TimerRead | StoreCall | None] = SimpleQueue()
         self.pending: set[StoreRead] = set()
         """Requested reads of messages that are not done."""
         self._pending_timer_reads = 0
@@ -51,6 +61,10 @@ class Pager:
     def read_timers(self, read: TimerRead) -> None:
         self._pending_timer_reads += 1
         self._queue.put(read)
+
+    def call(self, read: Callable[[], Any], on_read: Callable[[Any], object]) -> None:
+        """Call `read` after all reads requested before, and pass its result to `on_read`."""
+        self._queue.put(StoreCall(read, on_read))
 
     @property
     def is_busy(self) -> bool:
@@ -67,6 +81,9 @@ class Pager:
     def _run(self) -> None:
         while (read := self._queue.get()) is not None:
             try:
+                if isinstance(read, StoreCall):
+                    self._loop.call_soon_threadsafe(self._call_done, read.on_read, read.read())
+                    continue
                 if isinstance(read, TimerRead):
                     timers = self._store.read_timers(read.after, read.limit)
                     timers_read = TimersResult(timers.timers, timers.as_of, timers.is_end)
@@ -87,6 +104,10 @@ class Pager:
         except StoreError as error:
             self._on_failed(error)
             return
+        self._schedule_turn()
+
+    def _call_done(self, on_read: Callable[[Any], object], result: object) -> None:
+        on_read(result)
         self._schedule_turn()
 
     def _timers_done(self, read: TimerRead, timers_read: TimersResult) -> None:

@@ -21,9 +21,12 @@ class SecurityLog:
         self._second = 0
         self._counts: Counter[str] = Counter()
         """Events of each address in the current second."""
+        self.totals: Counter[str] = Counter()
+        """Number of all events by their text, also of those that are not logged."""
 
     def log(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
         """Log an event. `user` is "" if the client has named no user, and "unknown" if the broker has no such user."""
+        self.totals[text] += 1
         if not logger.isEnabledFor(level):
             return
         self.flush()

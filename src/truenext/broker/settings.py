@@ -17,6 +17,7 @@ from truenext.model.limits import (
     HISTORY_FILE_BYTES,
     MEMORY_LIMIT,
     MEMORY_LIMIT_MIN,
+    METRICS_QUEUES_MAX,
     NAME_LENGTH_MAX,
     TRANSACTION_BYTES_CEILING,
     TRANSACTION_BYTES_MAX,
@@ -42,6 +43,13 @@ class LogLevel(Enum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(Enum):
+    """Format of the log."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class ClientCertificates(Enum):
@@ -285,6 +293,25 @@ class BrokerSettings:
         LogLevel.WARNING,
         "Lowest level of the log records that are written to standard error.",
         reason="A log that is usually empty is read when it has an entry.",
+    )
+    log_format: LogFormat = setting(
+        LogFormat.TEXT,
+        'Format of the log: "text": lines for a reader; "json": one JSON object a line, for a program.',
+        reason="A log is first read by a person.",
+    )
+    health: str | None = setting(
+        None,
+        "Where the broker serves its health and metrics by HTTP, as HOST:PORT, or as a port alone on 127.0.0.1: /live, "
+        "/ready and /metrics, without a password and without TLS.",
+        fixed=_AT_START,
+        reason="A port that is not watched is only one more to protect.",
+    )
+    metrics_queues: tuple[str, ...] = setting(
+        (),
+        "Patterns of the queues that have metrics of their own at /metrics, with their names as labels. Of the queues "
+        f"that match, the first {METRICS_QUEUES_MAX:,} by name have them.",
+        none=(),
+        reason="Names of queues may tell more than numbers, and Prometheus keeps a series for each.",
     )
 
 

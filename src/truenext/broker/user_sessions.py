@@ -347,6 +347,11 @@ class UserSessions:
         the login, a lack of rights."""
         return session in self._failed_logins or (code is Code.FORBIDDEN and session in self._users)
 
+    @property
+    def event_totals(self) -> Mapping[str, int]:
+        """Number of the events of the security log by their text, also of those that are not logged."""
+        return self._log.totals
+
     def flush_log(self) -> None:
         """Log how many events of earlier seconds were only counted; called once a second."""
         self._log.flush()

@@ -53,6 +53,9 @@ START_HINT = (
     "one stands by"
 )
 
+ADDRESS_HINT = "check the address, which --url or TRUENEXT_URL sets"
+"""Advice where the host is not known, or has not answered, so that a broker may well run."""
+
 
 class CommandFailure(click.ClickException):
     """Error of a command. It is printed in one line, without a traceback."""
@@ -60,7 +63,7 @@ class CommandFailure(click.ClickException):
     def __init__(self, error: Exception) -> None:
         message = str(error)
         if isinstance(error, NoBroker) and not error.is_listening:
-            message = f"{error}; {START_HINT}"
+            message = f"{error}; {START_HINT if error.is_refused else ADDRESS_HINT}"
         elif isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         super().__init__(message)

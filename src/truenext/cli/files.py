@@ -13,8 +13,9 @@ if sys.platform != "win32":
 
 logger = logging.getLogger(__name__)
 
-FILES_OWN = 64
-"""Largest number of files that the broker itself opens: journal, checkpoint, history, event loop and log."""
+FILES_OWN = 104
+"""Largest number of files that the broker itself opens: journal, checkpoint, history, event loop, log, and the
+connections of the health server."""
 
 
 def needed_files(listeners: int) -> int:

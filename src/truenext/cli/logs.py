@@ -1,13 +1,16 @@
-"""Format of the broker's log: one line for each event, with fields."""
+"""Formats of the log of a broker or a service: one line for each event, with fields."""
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from truenext.broker.settings import LogFormat
 from truenext.cli.terminal import escape_text
 
 _logger = logging.getLogger("truenext.stage")
@@ -34,6 +37,29 @@ class FieldFormatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
+class JsonFormatter(logging.Formatter):
+    """Formatter for one JSON object a line, in ASCII: `time` (UTC), `level`, `logger`, `message`, the fields of the
+    record, and `exception` with the traceback. A field with one of these names has `_` added to its name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = _cut(self.formatException(record.exc_info))
+        for name, value in vars(record).items():
+            if name not in _STANDARD:
+                line[f"{name}_" if name in line else name] = value
+        try:
+            return json.dumps(line, default=repr, allow_nan=False)
+        except (TypeError, ValueError):
+            # Keys that are no texts, values that contain themselves, and numbers that JSON does not have.
+            return json.dumps({name: value if isinstance(value, str) else repr(value) for name, value in line.items()})
+
+
 def _cut(text: str) -> str:
     if len(text) <= TRACEBACK_MAX:
         return text
@@ -41,9 +67,10 @@ def _cut(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, log_format: LogFormat = LogFormat.TEXT) -> None:
+    is_json = log_format is LogFormat.JSON
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FieldFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if is_json else FieldFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

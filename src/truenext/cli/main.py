@@ -17,7 +17,7 @@ COMMAND_MODULES = {
     "move": "bulk",
     "pause": "pause",
     "purge": "bulk",
-    "queues": "status",
+    "queues": "queues",
     "receive": "messages",
     "record": "record",
     "redrive": "bulk",

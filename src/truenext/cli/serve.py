@@ -17,10 +17,12 @@ from truenext.broker.backups import Backups
 from truenext.broker.broker import Broker
 from truenext.broker.certificates import is_key_readable_by_others
 from truenext.broker.config import Configuration
+from truenext.broker.health import BrokerState
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.broker.settings import BrokerSettings, Durability
 from truenext.cli import early_signals, logs, machine
+from truenext.cli.broker_health import BrokerProcess
 from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
 from truenext.cli.postgresql import open_log
@@ -40,6 +42,7 @@ from truenext.store.folder import check_is_local, is_writable_by_others
 from truenext.store.log import Log, MemberSettings
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
+from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +97,17 @@ def serve(
     if manager.has_watchdog:
         # The SIGABRT of a watchdog prints the stack of each thread.
         faulthandler.enable()
-    member = _member_settings(configuration, manager)
+    process = BrokerProcess()
+    member = _member_settings(configuration, manager, process)
     reloader = None if reread is None else Reloader(configuration, reread, apply=partial(_apply_settings, member))
     with ExitStack() as resources:
         resources.callback(manager.close)
+        resources.callback(process.close)
+        if settings.health is not None:
+            process.serve_health(settings.health)
+            print(f"health at {process.health_url}", flush=True)
         opened, engine, recovered = _open_and_recover(
-            configuration, member, resources, take_over=take_over, reloader=reloader, manager=manager
+            configuration, member, resources, take_over=take_over, reloader=reloader, manager=manager, process=process
         )
         if reloader is not None:
             configuration = reloader.current
@@ -120,8 +128,10 @@ def serve(
             server_name=settings.server_name,
             session_factories=make_session_factories(),
         )
-        apply = partial(_apply_changes, tls, opened.exporter)
-        run = partial(_run, make_broker, make_listener, addresses, tls, reloader, apply, manager)
+        apply = partial(_apply_changes, tls, opened.exporter, process)
+        run = partial(
+            _run, make_broker, make_listener, addresses, tls, reloader, apply, manager, process, configuration
+        )
         run = partial(run, after_clean_stop=recovered.clean_stop, identity=recovered.identity)
         # Frees the names of all queues.
         del recovered
@@ -138,6 +148,7 @@ def _open_and_recover(
     take_over: bool,
     reloader: Reloader | None,
     manager: ServiceManager,
+    process: BrokerProcess,
 ) -> tuple[_OpenStore, Engine, Recovered]:
     """Open the store, and recover it. If it is a copy of a log, the broker stands by until it takes over. Meanwhile it
     reloads its configuration at SIGHUP, and feeds the watchdog of the service manager. `resources` closes the store.
@@ -149,6 +160,7 @@ def _open_and_recover(
             opened = _open_store(configuration.broker, member, attempt, take_over=take_over)
             if isinstance(opened.store, EmbeddedStore):
                 opened.store.while_standing_by = partial(_while_standing_by, reloader, manager)
+                opened.store.on_taken_over = partial(setattr, process, "state", BrokerState.RESTORING)
             try:
                 engine, recovered = _recover(configuration, opened)
             except StoreBehindError as error:
@@ -289,18 +301,19 @@ def _make_backups(configuration: Configuration, store: Store) -> Backups:
     return Backups(store, settings.data, settings.backup_dir, refusal="", has_users=has_users)
 
 
-def _member_settings(configuration: Configuration, manager: ServiceManager) -> MemberSettings:
+def _member_settings(configuration: Configuration, manager: ServiceManager, process: BrokerProcess) -> MemberSettings:
     settings = configuration.broker
     return MemberSettings(
         name=settings.member or machine.member_name(),
         folder=settings.data or Path(),
         failover_after_s=settings.failover_after_ms / 1000,
         users="" if configuration.users is None else configuration.users.digest,
-        on_standing_by=partial(_report_standing_by, manager),
+        on_standing_by=partial(_report_standing_by, manager, process),
     )
 
 
-def _report_standing_by(manager: ServiceManager, active: str) -> None:
+def _report_standing_by(manager: ServiceManager, process: BrokerProcess, active: str) -> None:
+    process.state = BrokerState.STANDING_BY
     text = f"standing by for {active}" if active else "standing by"
     print(text, flush=True)
     # Ready, although no client can connect: a broker may stand by for months, and its service manager would end a
@@ -332,10 +345,13 @@ def _apply_settings(member: MemberSettings, changed: Configuration) -> None:
     if changed.users is not None:
         member.users = changed.users.digest
     _log_warnings(changed)
-    logs.configure_logging(changed.broker.log_level.value)
+    logs.configure_logging(changed.broker.log_level.value, changed.broker.log_format)
 
 
-def _apply_changes(tls: ListenerTls, exporter: HistoryExporter | None, broker: Broker, changed: Configuration) -> None:
+def _apply_changes(
+    tls: ListenerTls, exporter: HistoryExporter | None, process: BrokerProcess, broker: Broker, changed: Configuration
+) -> None:
+    process.set_metrics_queues(changed.broker.metrics_queues)
     broker.change_policies(changed.policies)
     if changed.users is not None:
         broker.users.replace(changed.users)
@@ -394,6 +410,8 @@ async def _run(
     reloader: Reloader | None,
     apply: Callable[[Broker, Configuration], None],
     manager: ServiceManager,
+    process: BrokerProcess,
+    configuration: Configuration,
     *,
     after_clean_stop: bool,
     identity: str,
@@ -434,11 +452,17 @@ async def _run(
                 used_tls = tls if address.has_tls else None
                 listener = make_listener(address, broker, loop, places=places, tls=used_tls)
                 listeners.append(listener)
-                print(f"listening on {listener.url}", flush=True)
-            manager.ready(f"listening on {', '.join(each.url for each in listeners)}")
+            process.start(broker, loop, configuration.broker.metrics_queues)
+            urls = [each.url for each in listeners]
+            for url in urls:
+                print(f"listening on {url}", flush=True)
+            manager.ready(f"listening on {', '.join(urls)}")
+            _log_start(configuration, urls, process.health_url)
             await stop.wait()
         finally:
             manager.stopping()
+            process.state = BrokerState.STOPPING
+            logger.info("broker stops")
             for listener in listeners:
                 listener.stop_reading()
             # Also if an address cannot be listened on: transient messages stored by the last run must survive this one.
@@ -450,6 +474,20 @@ async def _run(
             broker.failure.result()
         broker.failure.cancel()
         return broker.heir
+
+
+def _log_start(configuration: Configuration, urls: Sequence[str], health_url: str | None) -> None:
+    settings, users = configuration.broker, configuration.users
+    logger.info(
+        "broker listens",
+        extra={
+            "listen": urls,
+            "health": health_url,
+            "version": VERSION,
+            "folder": None if settings.data is None else str(settings.data),
+            "users": None if users is None else len(users),
+        },
+    )
 
 
 def _internal_error(context: dict[str, Any]) -> TruenextError:

@@ -16,12 +16,23 @@ from truenext.broker.settings import (
     BrokerSettings,
     ClientCertificates,
     Durability,
+    LogFormat,
     LogLevel,
     fault_of_store,
 )
 from truenext.cli import early_signals, logs, terminal
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import LISTENER_URL, MEMBER, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
+from truenext.cli.values import (
+    HOST_AND_PORT,
+    LISTENER_URL,
+    MEMBER,
+    SCHEMA,
+    SERVER_NAME,
+    STORE_URL,
+    EnumParam,
+    PathParam,
+    SizeParam,
+)
 from truenext.model.limits import (
     DATABASE_LIMIT_MIN,
     DISK_LIMIT_MIN,
@@ -190,9 +201,16 @@ class ServeCommand(click.Command):
     default=None,
     help="Start on a folder on a network file system, although a lock there does not keep a second machine away.",
 )
+@click.option(
+    "--health",
+    type=HOST_AND_PORT,
+    help="Serve /live, /ready and /metrics here, see docs/monitoring.md. A port alone is on 127.0.0.1, port 0 picks a "
+    "free one.",
+)
 @_enum_option(
     "--log-level", LogLevel.WARNING, help="Lowest level of the log records that are written to standard error."
 )
+@_enum_option("--log-format", LogFormat.TEXT, help="Format of the log: lines for a reader, or one JSON object a line.")
 def serve(
     config: Path | None,
     memory: bool,
@@ -239,7 +257,7 @@ def serve(
     fault = fault_of_store(settings, take_over=take_over)
     if fault is not None:
         raise click.UsageError(fault)
-    logs.configure_logging(settings.log_level.value)
+    logs.configure_logging(settings.log_level.value, settings.log_format)
     if config is not None:
         logger.info("configuration read", extra={"file": str(config)})
     if settings.data == DEFAULT_DATA and options["data"] is None:

@@ -1,44 +1,16 @@
-"""`truenext queues` and `truenext status`: show the queues and the state of a running broker."""
+"""`truenext status`: shows the state of a running broker."""
 
 from typing import Any
 
 import click
-import msgspec
-from rich.table import Table
 
+from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.members import print_members
-from truenext.cli.terminal import count_noun
-
-COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
-
-
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-@broker_options
-def queues(as_json: bool, broker: BrokerOptions) -> None:
-    """List the queues.
-
-    Shows for each queue the number of waiting messages, of messages that consumers hold, of consumers, and of scheduled
-    messages.
-
-    Temporary queues, and subscriptions to topics that are not durable, are in `truenext status`.
-    """
-    with connected(broker) as connection:
-        answer = connection.control_request("queues")
-    if as_json:
-        terminal.write_json_text(answer)
-        return
-    table = Table("queue", *COUNTS, box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for queue in msgspec.json.decode(answer):
-        name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
-        table.add_row(terminal.table_cell(name), *(str(queue[name]) for name in COUNTS))
-    terminal.print_drawn(table)
-
+from truenext.cli.terminal import count_noun, format_age
+from truenext.cli.watch import show_repeatedly, watch_option
 
 _NOT_READY = "no: the broker is being drained; connections that only send wait, new ones may only send control requests"
 
@@ -85,12 +57,14 @@ def _counts_text(facts: dict[str, Any]) -> str:
 
 
 @click.command()
+@watch_option
 @broker_options
-def status(broker: BrokerOptions) -> None:
+def status(is_watched: bool, broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
-    Shows whether the broker is ready for clients (a broker that is being drained is not), the numbers of messages,
-    subscriptions and scheduled sends, memory, and disk space. If messages are in PostgreSQL, shows the log with all
+    Shows whether the broker is ready for clients (a broker that is being drained is not), its version and time of
+    running, the numbers of messages, subscriptions and scheduled sends, what became of messages since the start,
+    memory, and disk space. If messages are in PostgreSQL, shows the log with all
     its brokers, and since when it waits for PostgreSQL or its standby. Also shows which clients have most messages
     in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a message is ready, a
     consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
@@ -98,8 +72,23 @@ def status(broker: BrokerOptions) -> None:
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(broker, failure=NoAnswerFailure) as connection:
+        if is_watched:
+            _watch(connection)
         facts = send_control_request(connection, "status")
+    _print(facts)
+    if facts["stuck"]:
+        raise SystemExit(1)
+
+
+def _watch(connection: Connection) -> None:
+    show_repeatedly(lambda: _print(send_control_request(connection, "status")))
+
+
+def _print(facts: dict[str, Any]) -> None:
     terminal.echo(f"ready      {'yes' if facts['ready'] else _NOT_READY}")
+    if "version" in facts:
+        # Missing in answers of older brokers.
+        _print_broker(facts)
     memory = facts["memory"]
     usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open", "incomplete"))
     of_queues = count_noun(facts["queues"], "queue")
@@ -128,6 +117,30 @@ def status(broker: BrokerOptions) -> None:
     terminal.echo(f"codec      in {facts['codec']}")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
-    if facts["stuck"]:
-        raise SystemExit(1)
-    terminal.echo("stuck      none")
+    if not facts["stuck"]:
+        terminal.echo("stuck      none")
+
+
+def _print_broker(facts: dict[str, Any]) -> None:
+    uptime, connections = format_age(facts["uptime_s"]), count_noun(facts["connections"], "connection")
+    terminal.echo(f"broker     version {facts['version']}, running for {uptime}, {connections}")
+    oldest = "" if facts["oldest_s"] is None else f", the oldest for {format_age(facts['oldest_s'])}"
+    terminal.echo(f"now        {facts['rate']:,.1f} acknowledged a second, {facts['held']:,} unacknowledged{oldest}")
+    terminal.echo(f"since      {_became_text(facts['counts'])}")
+    terminal.echo(f"           of temporary ones: {_became_text(facts['temporary_counts'])}")
+    commits = facts["commits"]
+    written = f"{count_noun(commits['batches'], 'commit')} of {commits['bytes']:,} bytes in {commits['seconds']:,.1f} s"
+    if facts["journal"] is not None:
+        written += f"; journal {facts['journal']['bytes']:,} bytes"
+    if facts["history"] is not None:
+        written += f"; history {facts['history']['bytes']:,} bytes"
+    terminal.echo(f"written    {written}")
+
+
+_BECAME = ("accepted", "acknowledged", "returned", "expired", "handled", "moved", "purged")
+
+
+def _became_text(counts: dict[str, Any]) -> str:
+    parts = [f"{counts[name]:,} {name}" for name in _BECAME if counts[name] or name in _BECAME[:2]]
+    dead = [f"{count:,} dead ({reason})" for reason, count in sorted(counts["dead_lettered"].items())]
+    return ", ".join(parts + dead)

@@ -71,6 +71,22 @@ def format_utc(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+_UNITS = (("s", 1, 120), ("m", 60, 2 * 3600), ("h", 3600, 2 * 86_400))
+"""Units of a time: name, seconds, and the seconds from which on the next unit is shown."""
+
+
+def format_age(seconds: float) -> str:
+    """Return a time as a short text, in the largest unit of which it has two or more.
+
+    >>> [format_age(seconds) for seconds in (0.4, 119, 7199, 2 * 86_400 - 1, 86_400 * 100)]
+    ['0 s', '119 s', '119 m', '47 h', '100 d']
+    """
+    for name, unit_s, until_s in _UNITS:
+        if seconds < until_s:
+            return f"{seconds // unit_s:.0f} {name}"
+    return f"{seconds // 86_400:,.0f} d"
+
+
 def ensure_stdout() -> None:
     """If standard output is closed, replace it by a file that cannot be written to, so that printing fails. This also
     keeps the numbers of the standard streams from being given to a socket or another file; the event loop aborts on

@@ -29,7 +29,7 @@ from truenext.model.limits import DESTINATION_LENGTH_MAX, SCHEDULE_MS_MAX
 from truenext.model.numerals import format_size, parse_delay, parse_size
 from truenext.model.pattern import fault_of_uri
 from truenext.model.selector import compile_selector
-from truenext.model.url import parse_listener_url, parse_url
+from truenext.model.url import fault_of_host_and_port, parse_listener_url, parse_url
 
 USERS_VARIABLE = "TRUENEXT_USERS"
 """Environment variable with the path of a users file."""
@@ -188,26 +188,6 @@ class UrlOption(VariableOption):
             raise click.BadParameter(f"one value has several addresses; {instead}", ctx, self)
         urls: tuple[str, ...] = super().type_cast_value(ctx, value)
         return urls
-
-
-class HostAndPortParam(click.ParamType[tuple[str, int]]):
-    """Address given as HOST:PORT, or as a port alone, which means 127.0.0.1."""
-
-    name = "host:port"
-
-    _HOST = re.compile(r"[0-9A-Za-z._:%-]*")
-
-    def convert(
-        self, value: str | tuple[str, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = value.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16
-        if not is_port or bool(host) != bool(colon) or not self._HOST.fullmatch(host):
-            self.fail(f"{_shortened_repr(value)} is not HOST:PORT, such as 0.0.0.0:8080, or a port", param, ctx)
-        return host or "127.0.0.1", int(port)
 
 
 class SecondsParam(click.ParamType[float]):
@@ -395,6 +375,7 @@ TEXT = CheckedTextParam("text", _fault_of_text)
 SERVER_NAME = CheckedTextParam("text", fault_of_server_name)
 SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
+HOST_AND_PORT = CheckedTextParam("host:port", fault_of_host_and_port)
 LISTENER_URL = CheckedTextParam("url", partial(_error_of, parse_listener_url))
 DATABASE_URL = CheckedTextParam("url", _fault_of_database_url)
 STORE_URL = CheckedTextParam("url", fault_of_database_url)

@@ -10,7 +10,7 @@ from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.queues.queues import Queues
-from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.engine_state import EngineState
 from truenext.engine.writing.entries import mark, put
 from truenext.model.batch import Batch
@@ -35,6 +35,8 @@ class EngineLifespan:
         self._scheduler = scheduler
         self._producers = state.producers
         self._jms_producers = state.jms_producers
+        self.unread_lanes: list[Lane] = []
+        """Lanes of which nothing was read when the broker started, for broker/unread_heads.py."""
 
     # ---- Restoring ----
 
@@ -49,6 +51,7 @@ class EngineLifespan:
         lane = queue.lane(rank)
         lane.horizon = 0
         lane.unread = count
+        self.unread_lanes.append(lane)
 
     def restore_pause(self, queue: Queue) -> None:
         queue.is_paused = True

@@ -50,6 +50,8 @@ class HistoryWriter:
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._append_lock = Lock()
+        self.appended_bytes = 0
+        """Bytes of the events appended so far."""
         self._next_event = 1
         self._last_run = 0
         self._has_restored = False
@@ -152,6 +154,7 @@ class HistoryWriter:
             self._start_file(whole)
         self._unwritten.append(chunk)
         self._unwritten_bytes += len(chunk)
+        self.appended_bytes += len(chunk)
         if self._unwritten_bytes >= UNWRITTEN_BYTES_MAX:
             self._write()
 

@@ -628,6 +628,13 @@ Setting: `memory_limit` of `[broker]`
 Exceeded: `open transactions of all connections have … of at most … bytes (--memory-limit)`, `no memory for another queue: … queues and their consumers take all of the … MiB that --memory-limit leaves for them`, `no memory for this subscription: it needs … KiB with its selector and in all its queues, and queues and their consumers take … of the … MiB that --memory-limit leaves for them`
 """  # noqa: E501
 
+METRICS_QUEUES_MAX = 1000
+"""Queues that have metrics of their own at /metrics, of those that `metrics_queues` matches.
+
+Exceeded: The first ones by name have metrics, `truenext_metrics_left_out_queues` counts the others, and a warning is
+logged.
+"""
+
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024
 """Lowest memory limit: the broker itself takes about half of it.
 

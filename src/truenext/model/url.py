@@ -2,6 +2,7 @@
 openwire+ssl://HOST:PORT. A broker listens at all of these; truenext's clients connect to the first and the third."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import urlsplit
@@ -71,6 +72,35 @@ def host_and_port(host: str, port: int) -> str:
     '[::1]:61613'
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_HOST = re.compile(r"[0-9A-Za-z._:%-]*")
+
+
+def parse_host_and_port(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, or a port alone, which means 127.0.0.1.
+
+    >>> parse_host_and_port("[::1]:8080"), parse_host_and_port("8080")
+    (('::1', 8080), ('127.0.0.1', 8080))
+
+    Raises: ConfigurationError if the text is no such address
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 2**16
+    if not is_port or bool(host) != bool(colon) or not _HOST.fullmatch(host):
+        shown = repr(text if len(text) < 80 else text[:80] + "...")
+        raise ConfigurationError(f"{shown} is not HOST:PORT, such as 0.0.0.0:8080, or a port")
+    return host or "127.0.0.1", int(port)
+
+
+def fault_of_host_and_port(text: str) -> str:
+    """Return why a text is not HOST:PORT and no port; "" if it is either."""
+    try:
+        parse_host_and_port(text)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def parse_url(url: str) -> Address:

@@ -65,7 +65,7 @@ from truenext.store.held_state import HeldState
 from truenext.store.journal import SEGMENT_BYTES, Journal, JournalEnd, describe_lost_tail
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, Log, LogPosition
 from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
-from truenext.store.store import Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
+from truenext.store.store import JournalSize, Page, Pending, Progress, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import (
     STORAGE_ERRORS,
     damage_error,
@@ -130,6 +130,8 @@ class EmbeddedStore:
         """Function that makes what `follow_history` was given readable for other processes."""
         self.while_standing_by: Callable[[], None] = lambda: None
         """Function that is called several times a second while the broker stands by."""
+        self.on_taken_over: Callable[[], None] = lambda: None
+        """Function that is called once the broker has taken over the log, before the rest of `recover`."""
         self._last_applied = 0
         self._applied_end = JournalEnd(0, 0, 0)
         """End of the last batch that the overlay has, too."""
@@ -197,6 +199,10 @@ class EmbeddedStore:
     def disk_level_bytes(self) -> dict[str, int]:
         sizes = self._disk_space.bytes
         return sizes if self._log is None else {**sizes, **self._log.disk_level_bytes}
+
+    @property
+    def journal_size(self) -> JournalSize:
+        return JournalSize(len(self._journal.segments), self._journal.size)
 
     def recover(self) -> Recovered:
         with self._reading():
@@ -544,6 +550,7 @@ class EmbeddedStore:
             self._checkpointer.work()
             self.flush_history()
             self.while_standing_by()
+        self.on_taken_over()
         self._follow_rows(log)
         recovered = apply_journal(self._checkpoint.read()[0], self._overlay.indexes)
         if not recovered.clean_stop:

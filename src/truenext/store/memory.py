@@ -30,7 +30,7 @@ from truenext.model.record import (
 from truenext.store.changes import apply_names, apply_pauses, dereference_contents
 from truenext.store.checkpoint_format import new_identity
 from truenext.store.disk_space import level_of_limit
-from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
+from truenext.store.store import JournalSize, Page, Recovered, TimerPage, UndecodedMessage
 
 
 class MemoryStore:
@@ -40,6 +40,7 @@ class MemoryStore:
         """Create an empty store. Records may use `limit` bytes; None means no limit."""
         self._limit = limit
         self._used = 0
+        self.journal_size: JournalSize | None = None
         self.disk_level = DiskLevel.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -128,6 +128,14 @@ class Pending(Protocol):
         """
 
 
+class JournalSize(NamedTuple):
+    """Size of a store's journal."""
+
+    segments: int
+    bytes: int
+    """Bytes of all segments, unused bytes included."""
+
+
 class Store(Protocol):
     """Durable state of one broker. Only one thread at a time may call `apply`, `recover` and `close`."""
 
@@ -143,6 +151,10 @@ class Store(Protocol):
         """Sizes in bytes from which `disk_level` follows. `free` is the free space of the disk; producers wait while
         less than `needed` is free. A store with its own limit also has `used` and `limit`. While a backup needs space,
         `backup` is what it needs beside these."""
+
+    @property
+    def journal_size(self) -> JournalSize | None:
+        """Size of the journal; None if the store has none."""
 
     def recover(self) -> Recovered:
         """Return the stored state. Must be called once, before any other call. After an unclean stop the transient

@@ -7,6 +7,7 @@ from truenext.client.core.waiting import DelayedCall
 from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
 from truenext.store.memory import MemoryStore
+from truenext.store.store import JournalSize
 from truenext.testing.clock import AdvanceableLoop
 from truenext.testing.faults import Faults
 
@@ -71,6 +72,10 @@ class FaultyStore:
     @property
     def disk_level_bytes(self) -> dict[str, int]:
         return self._memory_store.disk_level_bytes
+
+    @property
+    def journal_size(self) -> JournalSize | None:
+        return self._memory_store.journal_size
 
     def apply(self, batch: Batch) -> None:
         if self.is_slow:

@@ -19,16 +19,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from truenext.broker.settings import LogLevel
+from truenext.broker.settings import LogFormat, LogLevel
 from truenext.cli import logs, terminal
 from truenext.cli.connection import credentials_options, split_by_source, with_login_hint
 from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
+from truenext.cli.health_server import Health, serve_health
 from truenext.cli.loops import new_event_loop
-from truenext.cli.stages.health_server import serve_health
 from truenext.cli.stages.process_exit import (
     RESTART,
     THREADS_TIMEOUT_S,
@@ -41,16 +42,19 @@ from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import EnumParam, HostAndPortParam, PathParam, seconds_option
+from truenext.cli.values import HOST_AND_PORT, EnumParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
-from truenext.model.service_health import ServiceHealth
+from truenext.model.url import parse_host_and_port
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.core.health import STALLED_AFTER_S, assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.service import Service
 from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 logger = logging.getLogger("truenext.stage")
 
@@ -74,7 +78,7 @@ loop."""
 @click.option(
     "--health",
     "health_at",
-    type=HostAndPortParam(),
+    type=HOST_AND_PORT,
     help="Serve /live, /ready and / here, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
@@ -98,16 +102,24 @@ loop."""
     show_default=True,
     help="Lowest level of the log records that are written to standard error.",
 )
+@click.option(
+    "--log-format",
+    type=EnumParam(LogFormat),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    help="Format of the log: lines for a reader, or one JSON object a line.",
+)
 def run(
     target: str,
     urls: tuple[str, ...],
     credentials: Credentials,
     database: str | None,
     events: Path | None,
-    health_at: tuple[str, int] | None,
+    health_at: str | None,
     stalled_after_s: float,
     reloads: bool,
     log_level: LogLevel,
+    log_format: LogFormat,
 ) -> None:
     """Run the stages of a service until SIGTERM or Ctrl-C.
 
@@ -124,7 +136,7 @@ def run(
     """
     line, environment = split_by_source(credentials)
     terminal.set_line_buffering()
-    logs.configure_logging(log_level.value)
+    logs.configure_logging(log_level.value, log_format)
     deadline, status = ExitDeadline(), 1
     output_error: BaseException | None = None
     service: Service | None = None
@@ -221,7 +233,7 @@ class _ServiceProcess:
     _signals: list[signal.Signals] = field(default_factory=list)
     _main: asyncio.Task[object] | None = None
 
-    async def run(self, health_at: tuple[str, int] | None) -> int:
+    async def run(self, health_at: str | None) -> int:
         """Run the service, and return the exit status.
 
         Raises: TruenextError or another error, if it has ended the service
@@ -238,7 +250,9 @@ class _ServiceProcess:
         async with AsyncExitStack() as stack:
             note = ""
             if health_at is not None:
-                server = serve_health(*health_at, partial(self._health, running), partial(self._metrics, running))
+                server = serve_health(
+                    *parse_host_and_port(health_at), partial(self._health, running), partial(self._metrics, running)
+                )
                 url = await stack.enter_async_context(server)
                 note = f"; health at {url}"
             await stack.enter_async_context(service.bound_to(running))
@@ -285,13 +299,13 @@ class _ServiceProcess:
             )
             await running.stop(NO_TIMEOUT_S)
 
-    def _health(self, running: ServiceRun) -> ServiceHealth:
-        return assess_health(running.status(), self._stalled_after_s)
+    def _health(self, running: ServiceRun) -> Health:
+        return Health.of(assess_health(running.status(), self._stalled_after_s))
 
-    async def _metrics(self, running: ServiceRun) -> str:
-        text = self._service.metrics.exposition()
+    async def _metrics(self, running: ServiceRun) -> list[Metric]:
+        of_stages = self._service.metrics.collect()
         exactly_once = running.exactly_once
-        return text if exactly_once is None else text + await exactly_once.metrics_text()
+        return of_stages if exactly_once is None else of_stages + await exactly_once.collect()
 
     def _listen_to_signals(self) -> None:
         # A signal cancels this task, which runs everything and therefore also closes what the lifespan opens.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -113,6 +113,15 @@ class BrowseListener(Protocol):
     def on_ended(self, error: Exception) -> None: ...
 
 
+class FailedAttempt(NamedTuple):
+    """Attempt to connect that has failed, or is under way."""
+
+    reason: str
+    is_listening: bool = False
+    is_refused: bool = False
+    """True if the host has refused the connection, so that nothing listens there."""
+
+
 class Client:
     def __init__(
         self,
@@ -142,8 +151,8 @@ class Client:
         """Reason why the client opens no more connections; None while it does."""
         self._last_error: Exception | None = None
         """Error of the last failed attempt to connect."""
-        self._failures: dict[str, tuple[str, bool]] = {}
-        """Reason of the last failed attempt at each URL, and whether a program listens there."""
+        self._failures: dict[str, FailedAttempt] = {}
+        """Last failed attempt at each URL."""
         self.is_listening = False
         """True if the last attempt to connect has connected a socket, so that a program listens at the address."""
         self.attempt_timeout_s = ATTEMPT_TIMEOUT_S
@@ -208,7 +217,7 @@ class Client:
         url, reason = self.current_url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self._last_error = error
-        self._failures[url] = reason, self.is_listening
+        self._failures[url] = FailedAttempt(reason, self.is_listening, isinstance(error, ConnectionRefusedError))
         self._failed_connect_count += 1
         is_busy = isinstance(error, Refused) and error.code == Code.BUSY
         self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
@@ -235,11 +244,12 @@ class Client:
         the broker's own refusal."""
         if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
             return Refused(str(self._last_error), self._last_error.code)
-        under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at)), self.is_listening
-        untried = dict.fromkeys((each.url for each in self.options.addresses), (_NOT_TRIED_TEXT, False))
-        failures = untried | {self.current_url: under_way} | self._failures
-        error = NoBroker(f"no broker at {_join_reasons({url: reason for url, (reason, _) in failures.items()})}")
-        error.is_listening = any(is_listening for _, is_listening in failures.values())
+        under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at))
+        failures = dict.fromkeys((each.url for each in self.options.addresses), FailedAttempt(_NOT_TRIED_TEXT))
+        failures |= {self.current_url: FailedAttempt(under_way, self.is_listening)} | self._failures
+        error = NoBroker(f"no broker at {_join_reasons({url: each.reason for url, each in failures.items()})}")
+        error.is_listening = any(each.is_listening for each in failures.values())
+        error.is_refused = all(each.is_refused for each in failures.values())
         return error
 
     def attempt_timeout_error(self) -> TimeoutError:

@@ -63,6 +63,7 @@ class Acknowledging:
         if ack.transaction is None and consumer.mode is _INDIVIDUAL:
             # A shortcut for the usual case: the general way below would build lists.
             entry = consumer.held.pop(ack.sequence)
+            entry.lane.queue.counts.acknowledged += 1
             events = self._events
             if queue is not None and events.acknowledging_queue is queue:
                 events.block_entries.append(entry)
@@ -113,6 +114,7 @@ class Acknowledging:
             is_stored |= complete(entry)
             run.executed += 1
         if run.executed:
+            queue.counts.acknowledged += run.executed
             self._commit_state.touched_queues[queue] = None
             if is_stored:
                 session.last_batch = self._commit_state.batch.number
@@ -231,6 +233,7 @@ class Acknowledging:
         """Acknowledge all messages that the consumer holds."""
         held = consumer.held
         if consumer.queue is not None:
+            consumer.queue.counts.acknowledged += len(held)
             self._events.acknowledged_all(consumer.queue, held.values())
             for entry in held.values():
                 self._settlement.complete(entry)

@@ -93,6 +93,7 @@ class Arrivals:
                 entry.content_number = contents.transient
         if is_stored:
             put(commit_state.batch, entry)
+        queue.counts.accepted += 1
         self._resident.add(entry, message)
         if queue.observer is not None:
             queue.observer.on_arrived(entry)
@@ -151,6 +152,7 @@ class Arrivals:
             sequence += 1
         if is_stored:
             put_run(commit_state.batch, entries)
+        queue.counts.accepted += len(entries)
         self._resident.count_run(queue, len(entries), size)
         events = self._events
         events.accepted(entries[0])

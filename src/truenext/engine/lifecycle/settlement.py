@@ -97,6 +97,7 @@ class Settlement:
     def acknowledge(self, entry: Entry) -> bool:
         """Acknowledge a message. Returns whether answers to the client must wait until its removal is durable."""
         self._events.acknowledged(entry)
+        entry.lane.queue.counts.acknowledged += 1
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
@@ -178,6 +179,7 @@ class Settlement:
         if may_be_dead and is_undeliverable(queue, entry.attempts, entry.due_us):
             self._give_up(entry)
             return
+        queue.counts.returned += 1
         is_set_aside = False
         if has_failed:
             entry.due_us = 0
@@ -264,8 +266,12 @@ class Settlement:
             now_ms=self._commit_state.now_ms,
         )
         target = self._queues.ensure(failed.destination)
-        log_event = self._events.handled if failed.is_handled else self._events.dead_lettered
-        log_event(entry, target, self._commit_state.next_sequence)
+        if failed.is_handled:
+            origin.counts.handled += 1
+            self._events.handled(entry, target, self._commit_state.next_sequence)
+        else:
+            origin.counts.add_dead_letter(reason)
+            self._events.dead_lettered(entry, target, self._commit_state.next_sequence)
         self.complete(entry)
         self._arrivals.accept(target, failed.message, self._commit_state.batch.number)
         if _REPORT_TO in message.header and not failed.is_handled:
@@ -307,5 +313,6 @@ class Settlement:
         if queue.policy.expired is ExpiryAction.DEAD_LETTER and not queue.keeps_failures:
             self.dead_letter(entry, EXPIRED)
             return
+        queue.counts.expired += 1
         self._events.expired(entry)
         self.complete(entry)

@@ -147,6 +147,7 @@ def lower_horizon(lane: Lane) -> Entry:
     """Move the horizon below the last message in `arrived`, and remove and return this message. A page that is being
     read must be requested again."""
     entry = lane.arrived.pop()
+    lane.note_evicted(entry)
     lane.horizon = entry.sequence - 1
     lane.unread += 1
     lane.pending_read = None

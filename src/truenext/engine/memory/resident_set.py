@@ -84,6 +84,8 @@ class ResidentSet:
         """Remove the body of a message from memory; the message stays in its queue. `is_known` is True if the entry
         stays in memory."""
         queue = entry.lane.queue
+        if is_known:
+            entry.lane.note_evicted(entry)
         if queue.is_subscription:
             assert entry.message is not None, "it has not left yet"
             size = size_of(entry.message)
@@ -272,6 +274,9 @@ class ResidentSet:
             memory.pending_free_bytes -= size_of(entry.message)
         for entry in in_page:
             self.unload_to_disk(entry, is_known=False)
+        last = fresh[-1].message if fresh else None
+        # Unread messages are younger than the page.
+        lane.evicted_ms = last.arrived_ms if last is not None and lane.unread else 0
         if up_to == UNBOUNDED and lane.unread:
             raise damage_error(
                 lane,

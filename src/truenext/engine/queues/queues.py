@@ -19,6 +19,7 @@ from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, 
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.counts import Counts
 from truenext.engine.state.memory import temporary_topic_size
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.engine_state import EngineState
@@ -59,7 +60,6 @@ class Queues:
         self.topics = TopicRouter()
         self.selections = Selections(state, memory.delays, resident, memory.page_reader)
         self.wildcards = Wildcards(state, self.selections)
-        self.subscription_cleanup = SubscriptionCleanup(self._commit_state, numbers, memory.spilling)
         self.policies = policies
         self.durable_by_key: dict[str, Queue] = {}
         """Queue of each durable subscription, by the subscription's key."""
@@ -70,6 +70,11 @@ class Queues:
         """Queues that the store may know, by number; ended queues are left out."""
         self._introduction_batches: dict[Queue, int] = {}
         """Batch that adds a queue to the store, for queues that must be kept and are not durable yet."""
+        self.removed = Counts()
+        """Counts of the queues and durable subscriptions that were removed or have ended."""
+        self.removed_temporary = Counts()
+        """Counts of the removed queues and subscriptions that end with their connections."""
+        self.subscription_cleanup = SubscriptionCleanup(self._commit_state, numbers, memory.spilling, self.removed)
         self._reservations = QueueReservations(self._memory)
         self._unused_finder = UnusedQueueFinder(self.by_name, self._commit_state, self._memory)
         self._no_removal_until_us = 0
@@ -535,6 +540,7 @@ class Queues:
         for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged, given_up):
             if entry.store_batch is None:
                 # The others get this event when their pages are read.
+                queue.counts.expired += 1
                 self._events.expired(entry)
         for entry in acknowledged:
             self._resident.unload(entry)
@@ -546,6 +552,7 @@ class Queues:
 
     def _unregister(self, queue: Queue) -> None:
         del self.by_name[queue.name]
+        (self.removed_temporary if queue.is_temporary else self.removed).add(queue.counts)
         self._by_number.pop(queue.stored_number, None)
         self._commit_state.touched_queues.pop(queue, None)
         self.selections.drop_selection(queue)

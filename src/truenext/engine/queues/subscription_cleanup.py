@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
+from truenext.engine.state.counts import Counts
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
@@ -49,8 +50,14 @@ class _EndedQueue:
 
 class SubscriptionCleanup(BackgroundTask):
     def __init__(
-        self, commit_state: CommitState, numbers: QueueNumberAllocator, spilling: SpilledSubscriptions
+        self,
+        commit_state: CommitState,
+        numbers: QueueNumberAllocator,
+        spilling: SpilledSubscriptions,
+        removed: Counts,
     ) -> None:
+        """`removed` are the counts of ended durable subscriptions."""
+        self._removed = removed
         self._commit_state = commit_state
         self._events = commit_state.events
         self._numbers = numbers
@@ -120,6 +127,8 @@ class SubscriptionCleanup(BackgroundTask):
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
+            if not lane.queue.is_temporary:
+                self._removed.expired += 1
             self._events.expired(Entry(found.sequence, None, lane, 0, found.message.persistent, 0))
         if not page.is_end:
             return

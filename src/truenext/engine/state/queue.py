@@ -34,6 +34,7 @@ from typing import Protocol, cast
 import msgspec
 
 from truenext.engine.state.causes import KnownCauses
+from truenext.engine.state.counts import Counts
 from truenext.engine.state.memory import (
     DEQUE_BYTES,
     EMPTY,
@@ -246,6 +247,7 @@ class Lane:
     __slots__ = (
         "arrived",
         "delayed",
+        "evicted_ms",
         "horizon",
         "horizon_min",
         "is_pinned",
@@ -295,6 +297,9 @@ class Lane:
         all messages."""
         self.side_read_count = 0
         """Number of side reads in progress."""
+        self.evicted_ms = 0
+        """Time at which the oldest message arrived whose body only the store has, in milliseconds since the epoch; 0 if
+        it is not known. Once that message has gone, the time may be too early, until the next page."""
         self.selected: SelectedEntries | None = None
         """Selected entries. None if there are none, and the queue has neither selectors nor groups."""
         self.removed: dict[int, int] = EMPTY
@@ -376,6 +381,24 @@ class Lane:
         if requeued and (not arrived or requeued[0][0] < arrived[0].sequence):
             return requeued[0][1]
         return arrived[0] if arrived else None
+
+    def note_evicted(self, entry: Entry) -> None:
+        """Note that the body of a message leaves memory."""
+        message = entry.message
+        if message is not None and not 0 < self.evicted_ms < message.arrived_ms:
+            self.evicted_ms = message.arrived_ms
+
+    def oldest_ms(self) -> int | None:
+        """Return the time at which the oldest waiting message arrived, in milliseconds since the epoch. Messages in
+        `delayed` are left out. None if no other message waits, or if the time is not known."""
+        head = self.head()
+        if head is None and self.unread_in_memory and not self.needs_page:
+            head = self.unread_in_memory[0]
+        if head is None and self.selected is not None and self.selected.loaded_early and not self.unread:
+            head = self.selected.loaded_early[min(self.selected.loaded_early)]
+        if head is not None and head.message is not None:
+            return head.message.arrived_ms
+        return (self.evicted_ms or None) if head is not None or self.unread else None
 
     def pop(self) -> Entry:
         """Remove and return the head."""
@@ -580,6 +603,8 @@ def _index_with_lane(index: list[int], new_rank: int) -> tuple[int, list[int]]:
 class Queue:
     __slots__ = (
         "_lane_index",
+        "counted",
+        "counts",
         "destination",
         "has_groups",
         "has_unloaded_held",
@@ -594,6 +619,7 @@ class Queue:
         "number",
         "observer",
         "policy",
+        "rate",
         "resident_bytes",
         "resident_count",
         "spilled_bytes",
@@ -624,6 +650,11 @@ class Queue:
         self.is_temporary = destination.kind is DestinationKind.TEMPORARY
         """True if the queue is removed with its connection; nothing of such a queue survives a crash."""
         self.holds_dead_letters = holds_dead_letters
+        self.counts = Counts()
+        self.rate = 0.0
+        """Messages acknowledged in a second, by broker/rates.py."""
+        self.counted = 0
+        """Messages acknowledged until `rate` was computed last."""
         self.is_known_to_store = False
         self.is_paused = False
         """True if the queue is paused: no message is dispatched."""
@@ -713,6 +744,10 @@ class Queue:
     def waiting_count(self) -> int:
         """Return the number of messages in the queue that no consumer holds and no transaction has."""
         return sum(map(len, self.lanes))
+
+    def oldest_ms(self) -> int | None:
+        """Return the time at which the oldest waiting message arrived, as `Lane.oldest_ms` does."""
+        return min((time_ms for lane in self.lanes if (time_ms := lane.oldest_ms()) is not None), default=None)
 
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:

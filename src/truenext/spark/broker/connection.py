@@ -345,7 +345,11 @@ class BrokerConnection:
                 _failed_at.pop(address.url, None)
                 return
         reasons = "; ".join(map(str, failures))
-        raise _no_broker(f"no broker: {reasons}", is_listening=any(each.is_listening for each in failures))
+        raise _no_broker(
+            f"no broker: {reasons}",
+            is_listening=any(each.is_listening for each in failures),
+            is_refused=all(each.is_refused for each in failures),
+        )
 
     def _open(self, address: Address, credentials: Credentials, headers: dict[str, str], timeout_s: float) -> None:
         self._link = Link(1, HEART_BEAT_SECONDS, monotonic(), on_frame=self._on_frame)
@@ -386,7 +390,8 @@ def _connect(address: Address, credentials: Credentials, timeout_s: float) -> so
     try:
         connected = socket.create_connection((address.host, address.port), timeout_s)
     except OSError as error:
-        raise _no_broker(f"{address.url}: {error}", is_listening=False) from error
+        is_refused = isinstance(error, ConnectionRefusedError)
+        raise _no_broker(f"{address.url}: {error}", is_listening=False, is_refused=is_refused) from error
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not address.has_tls:
         return connected
@@ -399,7 +404,8 @@ def _connect(address: Address, credentials: Credentials, timeout_s: float) -> so
         raise _no_broker(f"{address.url}: {reason_of(error)}", is_listening=True) from error
 
 
-def _no_broker(reason: str, *, is_listening: bool) -> NoBroker:
+def _no_broker(reason: str, *, is_listening: bool, is_refused: bool = False) -> NoBroker:
     error = NoBroker(reason)
     error.is_listening = is_listening
+    error.is_refused = is_refused
     return error

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.model.histogram import HistogramCounter, cumulative_buckets
 from truenext.stage.core.retry import GiveUpReason
-from truenext.stage.interceptors.exposition import HistogramSample, MetricKind, Sample, format_metric
 from truenext.stage.interceptors.interceptor import (
     Execution,
     ExecutionOutcome,
@@ -22,6 +22,9 @@ from truenext.stage.interceptors.interceptor import (
     MessageToSend,
     PoolName,
 )
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds of the buckets for durations, in seconds, as OpenTelemetry's conventions for messages recommend."""
@@ -124,43 +127,49 @@ class Metrics(Interceptor):
         """Number of messages that programs sent to start flows, outside of stages."""
         return self._sent_outside_stages
 
-    def exposition(self) -> str:
-        """Return the metrics as text for Prometheus. Its content type is `exposition.CONTENT_TYPE`."""
-        stages = [
-            ({"endpoint": endpoint, "stage": stage, "pool": pool}, each)
-            for (endpoint, stage, pool), each in self.snapshot().items()
-        ]
-        running = [Sample(labels, each.running) for labels, each in stages]
-        ended = [
-            Sample({**labels, "outcome": outcome}, count)
-            for labels, each in stages
-            for outcome, count in each.outcomes.items()
-        ]
-        given_up = [
-            Sample({**labels, "reason": reason}, count)
-            for labels, each in stages
-            for reason, count in each.given_up.items()
-        ]
-        sent = [Sample(labels, each.sent) for labels, each in stages]
-        sent.append(Sample({"endpoint": "", "stage": "", "pool": ""}, self.sent_outside_stages))
-        metrics: tuple[tuple[str, MetricKind, str, Sequence[Sample]], ...] = (
-            ("truenext_stage_running", "gauge", "Runs of a stage in progress.", running),
-            ("truenext_stage_messages_total", "counter", "Messages by their outcome.", ended),
-            ("truenext_stage_given_up_total", "counter", "Messages that were given up, by reason.", given_up),
-            (
-                "truenext_stage_sent_total",
-                "counter",
-                "Messages that a stage sent; without a stage, those that initiated flows.",
-                sent,
-            ),
-        )
-        texts = [format_metric(*metric) for metric in metrics]
-        for field_name, (name, about) in _HISTOGRAMS.items():
-            histograms = [(labels, getattr(each, field_name)) for labels, each in stages]
-            samples = [HistogramSample(labels, each.bounds, each.buckets, each.sum) for labels, each in histograms]
-            texts.append(format_metric(name, "histogram", about, samples))
-        return "".join(texts)
+    def collect(self) -> list[Metric]:
+        """Return the metrics as those of `prometheus_client`, whose registries call this method: a program with metrics
+        of its own registers this interceptor, `prometheus_client.REGISTRY.register(metrics)`."""
+        # Imported here, because it takes 30 ms, and most processes show no metrics.
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        running = GaugeMetricFamily("truenext_stage_running", "Runs of a stage in progress.", labels=_LABELS)
+        ended = CounterMetricFamily(
+            "truenext_stage_messages_total", "Messages by their outcome.", labels=(*_LABELS, "outcome")
+        )
+        given_up = CounterMetricFamily(
+            "truenext_stage_given_up_total", "Messages that were given up, by reason.", labels=(*_LABELS, "reason")
+        )
+        sent = CounterMetricFamily(
+            "truenext_stage_sent_total",
+            "Messages that a stage sent; without a stage, those that initiated flows.",
+            labels=_LABELS,
+        )
+        histograms = {
+            field_name: HistogramMetricFamily(name, about, labels=_LABELS)
+            for field_name, (name, about) in _HISTOGRAMS.items()
+        }
+        for labels, stage in self.snapshot().items():
+            running.add_metric(labels, stage.running)
+            sent.add_metric(labels, stage.sent)
+            for outcome, count in stage.outcomes.items():
+                ended.add_metric((*labels, outcome), count)
+            for reason, count in stage.given_up.items():
+                given_up.add_metric((*labels, reason), count)
+            for field_name, family in histograms.items():
+                histogram: Histogram = getattr(stage, field_name)
+                family.add_metric(labels, cumulative_buckets(histogram.bounds, histogram.buckets), histogram.sum)
+        sent.add_metric(("", "", ""), self.sent_outside_stages)
+        return [running, ended, given_up, sent, *histograms.values()]
+
+    def exposition(self) -> str:
+        """Return the metrics as text for Prometheus. Its content type is `text/plain; version=0.0.4`."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self).decode()
+
+
+_LABELS = ("endpoint", "stage", "pool")
 
 _HISTOGRAMS = {
     "attempts": ("truenext_stage_attempts", "Attempts of a message until it was completed or given up."),
@@ -177,32 +186,16 @@ _HISTOGRAMS = {
 """Name and meaning of each histogram, by the field of `StageMetrics`."""
 
 
-class _HistogramCounter:
-    __slots__ = ("bounds", "buckets", "sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.buckets = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        self.buckets[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    def histogram(self) -> Histogram:
-        return Histogram(self.sum, self.bounds, tuple(self.buckets))
-
-
 @dataclass(slots=True, eq=False)
 class _StageCounters:
     running: int = 0
     outcomes: dict[ExecutionOutcome, int] = field(default_factory=dict)
     given_up: dict[GiveUpReason, int] = field(default_factory=dict)
     sent: int = 0
-    attempts: _HistogramCounter = field(default_factory=partial(_HistogramCounter, ATTEMPT_BUCKETS))
-    waited: _HistogramCounter = field(default_factory=partial(_HistogramCounter, WAIT_BUCKETS))
-    run: _HistogramCounter = field(default_factory=partial(_HistogramCounter, BUCKETS))
-    total: _HistogramCounter = field(default_factory=partial(_HistogramCounter, BUCKETS))
+    attempts: HistogramCounter = field(default_factory=partial(HistogramCounter, ATTEMPT_BUCKETS))
+    waited: HistogramCounter = field(default_factory=partial(HistogramCounter, WAIT_BUCKETS))
+    run: HistogramCounter = field(default_factory=partial(HistogramCounter, BUCKETS))
+    total: HistogramCounter = field(default_factory=partial(HistogramCounter, BUCKETS))
 
     def metrics(self) -> StageMetrics:
         return StageMetrics(
@@ -210,8 +203,12 @@ class _StageCounters:
             outcomes=dict(self.outcomes),
             given_up=dict(self.given_up),
             sent=self.sent,
-            attempts=self.attempts.histogram(),
-            waited=self.waited.histogram(),
-            run=self.run.histogram(),
-            total=self.total.histogram(),
+            attempts=_histogram(self.attempts),
+            waited=_histogram(self.waited),
+            run=_histogram(self.run),
+            total=_histogram(self.total),
         )
+
+
+def _histogram(counter: HistogramCounter) -> Histogram:
+    return Histogram(counter.sum, counter.bounds, tuple(counter.buckets))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.stage.interceptors.exposition import Sample, format_metric
-
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from truenext.stage.sql.outbox_table import UnsentCounts
 
 
@@ -24,34 +24,35 @@ class ExactlyOnceCounters:
         """Number of messages that the broker refused, and that were sent to the queue `SERVICE.refused` instead."""
 
 
-def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:
-    """Return the metrics as text for Prometheus. If `unsent` is None, the metrics of unsent messages are left out."""
-    totals = {
-        "truenext_inbox_already_processed_total": (
-            "Messages that were already processed.",
-            counters.already_processed,
-        ),
-        "truenext_outbox_in_doubt_total": (
-            "Producers that this process claimed again, because an answer about them was missing.",
-            counters.in_doubt,
-        ),
-        "truenext_outbox_claimed_total": ("Producers claimed from processes that have ended.", counters.claimed),
-        "truenext_outbox_renumbered_total": (
-            "Units sent under new numbers, because the broker did not know their old numbers.",
-            counters.renumbered,
-        ),
-        "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),
-    }
-    parts = [format_metric(name, "counter", about, [Sample({}, count)]) for name, (about, count) in totals.items()]
+_TOTALS = {
+    "already_processed": ("truenext_inbox_already_processed_total", "Messages that were already processed."),
+    "in_doubt": (
+        "truenext_outbox_in_doubt_total",
+        "Producers that this process claimed again, because an answer about them was missing.",
+    ),
+    "claimed": ("truenext_outbox_claimed_total", "Producers claimed from processes that have ended."),
+    "renumbered": (
+        "truenext_outbox_renumbered_total",
+        "Units sent under new numbers, because the broker did not know their old numbers.",
+    ),
+    "refused": ("truenext_outbox_refused_total", "Messages in the queue SERVICE.refused."),
+}
+"""Name and meaning of each counter, by its field of `ExactlyOnceCounters`."""
+
+
+def collect(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> list[Metric]:
+    """Return the metrics for Prometheus. If `unsent` is None, the metrics of unsent messages are left out."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    metrics: list[Metric] = [
+        CounterMetricFamily(name, about, value=getattr(counters, field)) for field, (name, about) in _TOTALS.items()
+    ]
     if unsent is not None:
-        messages = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
-        parts += (
-            format_metric("truenext_outbox_messages", "gauge", "Messages that are not known to be sent.", messages),
-            format_metric(
-                "truenext_outbox_oldest_seconds",
-                "gauge",
-                "Age of the oldest unsent message.",
-                [Sample({}, unsent.oldest_s)],
-            ),
+        messages = GaugeMetricFamily(
+            "truenext_outbox_messages", "Messages that are not known to be sent.", labels=("numbered",)
         )
-    return "".join(parts)
+        messages.add_metric(("yes",), unsent.numbered)
+        messages.add_metric(("no",), unsent.unnumbered)
+        about = "Age of the oldest unsent message."
+        metrics += messages, GaugeMetricFamily("truenext_outbox_oldest_seconds", about, value=unsent.oldest_s)
+    return metrics

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from truenext.model.process_report import OutboxFigures
 from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer, UnreadableUnit
-from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
+from truenext.stage.outbox.counters import ExactlyOnceCounters, collect
 from truenext.stage.outbox.housekeeping import OutboxCleaner, OutboxConfirmer
 from truenext.stage.outbox.publishing import send_unit
 from truenext.stage.outbox.relay import OutboxRelay
@@ -19,6 +19,8 @@ from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from prometheus_client import Metric
 
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox_table import Outbox, UnsentCounts
@@ -48,10 +50,10 @@ class ExactlyOnceProcessing:
         """Whether the database has the table of kept replies."""
         return self._outbox.keeps_replies
 
-    async def metrics_text(self) -> str:
-        """Return the metrics as text for Prometheus. If the database does not answer in time, the number of unsent
-        messages is left out."""
-        return format_metrics(self.counters, await self._try_count_unsent())
+    async def collect(self) -> list[Metric]:
+        """Return the metrics for Prometheus. If the database does not answer in time, the number of unsent messages is
+        left out."""
+        return collect(self.counters, await self._try_count_unsent())
 
     async def figures(self) -> OutboxFigures:
         """Return the figures for the report of this process."""
