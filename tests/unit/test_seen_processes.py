@@ -62,10 +62,17 @@ def naive_state(steps: list[tuple[float, str, Any]], run: str, now: float) -> st
     seen_at = steps[own[-1]][0]
     if steps[own[-1]][1] == "end":
         return "ended" if now - seen_at <= ENDED_KEPT_S else None
-    later = steps[own[-1] + 1 :]
-    after_loss = max((number + 1 for number, step in enumerate(later) if step[1] == "lost"), default=0)
-    requests = [at for at, kind, _ in later[after_loss:] if kind == "request"]
-    if not requests or now - requests[0] < SILENT_AFTER_S:
+    later = [*steps[own[-1] + 1 :], (now, "shown", None)]
+    unanswered: float | None = None
+    for at, kind, _ in later:
+        # All processes are shown after each step.
+        if unanswered is not None and at - unanswered >= SILENT_AFTER_S:
+            break
+        if kind == "request" and unanswered is None:
+            unanswered = at
+        elif kind == "lost":
+            unanswered = None
+    else:
         return "answers"
     return "silent" if now - seen_at <= SILENT_KEPT_S else None
 
@@ -90,6 +97,19 @@ def test_states_of_processes_are_those_of_all_requests_and_reports(drawn: list[t
         # A process that was once forgotten stays so until its next report.
         forgotten |= {run: True for run, state in expected.items() if state is None}
         assert states(seen, now) == {run: state for run, state in expected.items() if not forgotten.get(run, True)}
+
+
+def test_process_that_was_silent_stays_so_when_the_connection_is_lost() -> None:
+    seen = SeenProcesses()
+    seen.add_report(body("a"), 0.0)
+    seen.add_report(body("b"), 0.0)
+    seen.request_sent(1.0)
+    seen.add_report(body("b"), 1.0)
+    assert states(seen, 20.0) == {"a": "silent", "b": "answers"}
+    seen.connection_lost()
+    assert states(seen, 21.0) == {"a": "silent", "b": "answers"}
+    seen.add_report(body("a"), 22.0)
+    assert states(seen, 22.0) == {"a": "answers", "b": "answers"}
 
 
 def test_silent_process_is_forgotten_after_an_hour() -> None:

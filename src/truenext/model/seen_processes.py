@@ -50,12 +50,16 @@ class _Seen(msgspec.Struct, eq=False):
     seen_at: float
     unanswered_since: float | None = None
     """Time of the first request after the latest report; None if there is none."""
+    was_silent: bool = False
+    """True once the process was shown as silent. It stays so until its next report."""
 
-    def state(self, now: float) -> ProcessState:
+    def judge(self, now: float) -> ProcessState:
+        """Return the state of the process, and note if it is silent."""
         if self.report.has_ended:
             return "ended"
         since = self.unanswered_since
-        return "answers" if since is None or now - since < SILENT_AFTER_S else "silent"
+        self.was_silent |= since is not None and now - since >= SILENT_AFTER_S
+        return "silent" if self.was_silent else "answers"
 
 
 class SeenProcesses:
@@ -75,7 +79,8 @@ class SeenProcesses:
                 each.unanswered_since = now
 
     def connection_lost(self) -> None:
-        """Note that the connection was lost, so that no answer can come to earlier requests."""
+        """Note that the connection was lost, so that no answer can come to earlier requests. A process that was shown
+        as silent stays silent."""
         for each in self._seen.values():
             each.unanswered_since = None
 
@@ -103,7 +108,7 @@ class SeenProcesses:
         long."""
         for run in [run for run, each in self._seen.items() if self._is_outdated(each, now)]:
             self._remove(run)
-        found = [SeenProcess(each.report, each.state(now), now - each.seen_at) for each in self._seen.values()]
+        found = [SeenProcess(each.report, each.judge(now), now - each.seen_at) for each in self._seen.values()]
         return sorted(found, key=lambda each: (each.report.service, each.report.instance, each.report.run))
 
     def _with_shared_graph(self, report: ProcessReport) -> ProcessReport:
@@ -118,13 +123,13 @@ class SeenProcesses:
         return report
 
     def _is_outdated(self, each: _Seen, now: float) -> bool:
-        state, seen_s = each.state(now), now - each.seen_at
+        state, seen_s = each.judge(now), now - each.seen_at
         return (state == "ended" and seen_s > ENDED_KEPT_S) or (state == "silent" and seen_s > SILENT_KEPT_S)
 
     def _make_space(self, size: int, now: float) -> bool:
         """Return whether there is space for one more report, after removing processes that do not answer."""
         while len(self._seen) >= PROCESSES_MAX or self._size + size > BYTES_MAX:
-            run = next((run for run, each in self._seen.items() if each.state(now) != "answers"), None)
+            run = next((run for run, each in self._seen.items() if each.judge(now) != "answers"), None)
             if run is None:
                 return False
             self._remove(run)
