@@ -164,7 +164,7 @@ def test_message_that_is_no_request_gets_no_answer_and_one_warning(caplog: pytes
             assert not queues.keys() & {"orders", "bad"}
 
     run(work)
-    (warning,) = [each for each in caplog.records if "ignored a request" in each.getMessage()]
+    (warning,) = [each for each in caplog.records if "ignored a request to" in each.getMessage()]
     assert "temporary queue" in vars(warning)["reason"] and vars(warning)["more"] == 0
 
 
@@ -247,7 +247,7 @@ def test_report_that_cannot_be_made_ends_neither_the_service_nor_later_reports(
             await asyncio.sleep(period_s)
             async with client.consumer("/temp-queue/a") as replies:
                 await request(client, "/temp-queue/a")
-                await until(lambda: "cannot send the report" in caplog.text)
+                await until(lambda: "cannot answer a request" in caplog.text)
                 app.metrics = metrics
                 assert await replies.receive() is not None, "the request waits for the next report"
 

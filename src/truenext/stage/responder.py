@@ -51,8 +51,8 @@ class Responder:
         self._has_requests = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._has_warned = False
-        self._ignored = _RareWarning("ignored a request for the report of this process")
-        self._unsent = _RareWarning("cannot send the report of this process to its requester")
+        self._ignored = _RareWarning("ignored a request to the processes of stages")
+        self._unsent = _RareWarning("cannot answer a request to the processes of stages")
 
     def start(self) -> None:
         create_task = asyncio.get_running_loop().create_task
@@ -71,7 +71,7 @@ class Responder:
             except ClosedError:
                 return
             except (TruenextError, TimeoutError) as error:
-                _logger.info("cannot receive requests for the report of this process", extra={"error": str(error)})
+                _logger.info("cannot receive requests to the processes of stages", extra={"error": str(error)})
             await asyncio.sleep(RETRY_S)
 
     async def _may_subscribe(self) -> bool:
