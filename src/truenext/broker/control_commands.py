@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
 from truenext.broker import (
     access,
     backup_request,
@@ -26,7 +24,7 @@ from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.drain import Drain
 from truenext.broker.event_loop import SlicedWork, Steps
-from truenext.broker.queues_request import MaySee, make_queues_report, name_filter
+from truenext.broker.queues_request import MaySee, make_named_report
 from truenext.broker.user_sessions import UserSessions
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
@@ -35,8 +33,7 @@ from truenext.engine.state.producer import user_producer
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import ControlRequest
 from truenext.model.limits import METRICS_QUEUES_MAX
-
-NAMED_QUEUES_REQUEST = msgspec.json.encode({"limit": METRICS_QUEUES_MAX})
+from truenext.model.pattern import compile_patterns
 
 
 class Figures(NamedTuple):
@@ -45,7 +42,9 @@ class Figures(NamedTuple):
     status: bytes
     """Answer to `status`."""
     queues: bytes
-    """Answer to `queues` with the queues that have metrics of their own; empty if none may."""
+    """Queues that have metrics of their own, as a list of QueueReport in JSON."""
+    matching: int
+    """Number of the queues that could have metrics of their own."""
 
 
 class ControlCommands:
@@ -131,10 +130,11 @@ class ControlCommands:
 
     def _collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> Steps:
         status = yield from self._start_answer("status", None, b"")
-        queues = b""
+        queues, matching = b"[]", 0
         if patterns:
-            queues = yield from make_queues_report(self._engine, name_filter(patterns), NAMED_QUEUES_REQUEST)
-        on_collected(Figures(status, queues))
+            is_named = compile_patterns(patterns)
+            queues, matching = yield from make_named_report(self._engine, is_named, METRICS_QUEUES_MAX)
+        on_collected(Figures(status, queues, matching))
 
     def _start_answer(self, name: str, about: ConnectionState | None, body: bytes) -> AnswerGenerator:
         if name in (drain.VERB, drain.BEGIN):

@@ -20,7 +20,7 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from truenext.broker.broker import Broker
-from truenext.broker.control_answers import LogReport, QueueReport, QueuesReport, StatusReport
+from truenext.broker.control_answers import LogReport, QueueReport, StatusReport
 from truenext.broker.control_commands import Figures
 from truenext.broker.health import BrokerHealth, BrokerState
 from truenext.clock import monotonic
@@ -43,7 +43,7 @@ SEEN_S = 10.0
 logger = logging.getLogger(__name__)
 
 _decode_status = msgspec.json.Decoder(StatusReport).decode
-_decode_queues = msgspec.json.Decoder(QueuesReport).decode
+_decode_queues = msgspec.json.Decoder(list[QueueReport]).decode
 
 Counts = Mapping[str, int]
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -99,20 +99,21 @@ class BrokerMetrics:
             age = monotonic() - self._collected_at
             metrics.append(_gauge("figures_age_seconds", "Age of the figures of queues and messages.", age))
             metrics += _status_metrics(_decode_status(self._figures.status))
-            if self._figures.queues:
-                metrics += self._named_queues(_decode_queues(self._figures.queues))
+            if self.patterns:
+                metrics += self._named_queues(self._figures)
         return metrics
 
-    def _named_queues(self, report: QueuesReport) -> Iterator[Metric]:
-        left_out = report.sums.queues - len(report.queues)
+    def _named_queues(self, figures: Figures) -> Iterator[Metric]:
+        reports = _decode_queues(figures.queues)
+        left_out = figures.matching - len(reports)
         if left_out and not self._has_warned:
             logger.warning(
                 "metrics_queues matches too many queues: the first ones by name have metrics",
-                extra={"patterns": list(self.patterns), "queues": report.sums.queues, "most": METRICS_QUEUES_MAX},
+                extra={"patterns": list(self.patterns), "queues": figures.matching, "most": METRICS_QUEUES_MAX},
             )
         self._has_warned = bool(left_out)
         yield _gauge("queues_left_out", "Queues that metrics_queues matches beyond the first ones.", left_out)
-        yield from _queue_metrics(report.queues)
+        yield from _queue_metrics(reports)
 
     async def _refresh(self) -> None:
         """Let the event loop collect the figures, and wait until it has, or COLLECT_S are over."""

@@ -8,7 +8,7 @@ All in steps, so the answer shows different moments. Source: docs/contract.md, "
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from heapq import merge
 from io import BytesIO
 from itertools import islice
@@ -30,6 +30,9 @@ VERB = "queues"
 
 ITEMS_PER_STEP = 50
 """Number of queues, consumers or messages that one step inspects."""
+
+NAMES_PER_STEP = 500
+"""Number of names that one step compares with the patterns of the metrics."""
 
 PLACES_SORTED_PER_STEP = 500
 """Number of places that one step sorts."""
@@ -97,17 +100,6 @@ def _selector_of(name: str) -> Callable[[str], bool]:
         return lambda other: matches(words, other.split("."))
     part = name.casefold()
     return lambda other: part in other.casefold()
-
-
-def name_filter(patterns: Sequence[str]) -> Callable[[Queue], bool]:
-    """Return the function that tells whether a queue matches one of these names and patterns."""
-    split = [pattern.split(".") for pattern in patterns]
-
-    def is_named(queue: Queue) -> bool:
-        words = queue.name.split(".")
-        return any(matches(pattern, words) for pattern in split)
-
-    return is_named
 
 
 def chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
@@ -234,6 +226,24 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     return rows.as_object(_encode(rows.last).decode() if has_more else None, sums.report(now_ms))
 
 
+def make_named_report(
+    engine: Engine, is_named: Callable[[str], object], limit: int
+) -> Generator[None, None, tuple[bytes, int]]:
+    """Report the first `limit` queues and durable subscriptions, by name, whose name `is_named`. Makes the list of
+    QueueReport as JSON, in steps, and counts all queues with such a name."""
+    held = yield from count_held(engine)
+    first: list[str] = []
+    matching = 0
+    for queues in chunks(list(engine.queues.by_name.values()), NAMES_PER_STEP):
+        names = [queue.name for queue in queues if is_named(queue.name) and not queue.is_temporary]
+        matching += len(names)
+        first = sorted(first + names)[:limit]
+        yield
+    rows = _Rows(engine, held, {name: engine.queues.by_name[name] for name in first if name in engine.queues.by_name})
+    yield from rows.write((0, name) for name in first if name in rows.queues)
+    return rows.as_list(), matching
+
+
 def _place_by_name(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
     return 0
 
@@ -266,14 +276,14 @@ class _Rows:
     def __init__(self, engine: Engine, held: Counter[Queue], queues: dict[str, Queue]) -> None:
         self._engine = engine
         self._held = held
-        self._queues = queues
+        self.queues = queues
         self._rows = BytesIO()
         self.last: Place | None = None
         """Place of the last row."""
 
     def write(self, places: Iterable[Place]) -> Steps:
         for number, place in enumerate(places):
-            queue = self._queues.pop(place[1])
+            queue = self.queues.pop(place[1])
             if number:
                 self._rows.write(b",")
             self._rows.write(_encode(self._report(queue)))

@@ -3,7 +3,8 @@
 Names and patterns are words with dots between them. In a pattern `*` stands for any one word, and `>` at the end for
 one or more words."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 
 def is_pattern(name: str) -> bool:
@@ -39,6 +40,19 @@ def fault_of_pattern(pattern: str) -> str | None:
         if len(word) > 1 and set(word) & {"*", ">"}:
             return f"{word!r}: * and > are whole words, not parts of one"
     return None
+
+
+def compile_patterns(patterns: Sequence[str]) -> Callable[[str], object]:
+    """Return the function that tells, as true or false, whether a name is one of these names or matches one of these
+    patterns.
+
+    >>> is_named = compile_patterns(["orders.>", "*.eu", "a+b"])
+    >>> [name for name in ("orders.new.eu", "orders", "b.eu", ".eu", "a+b", "aab") if is_named(name)]
+    ['orders.new.eu', 'b.eu', 'a+b']
+    """
+    words = {"*": r"[^.]+", ">": r".+"}
+    expressions = (r"\.".join(words.get(word) or re.escape(word) for word in each.split(".")) for each in patterns)
+    return re.compile("|".join(expressions), re.DOTALL).fullmatch
 
 
 def matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
