@@ -20,7 +20,7 @@ from truenext.client.tasks.connection import Connection
 from truenext.model.process_report import REPORT_BYTES_MAX, STAGES_TOPIC, ProcessReport, StageFigures, Sum
 from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
 from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
-from truenext.stage import Service, responder
+from truenext.stage import Flow, Reject, Service, responder
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.report import encode_report
 from truenext.testing.local import LocalBroker
@@ -291,6 +291,57 @@ def test_service_counts_with_the_metrics_that_it_is_given() -> None:
     assert Service("shop", interceptors=[own]).metrics is own
     app = Service("shop")
     assert app.interceptors == [app.metrics]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+def test_service_counts_as_the_hooks_of_metrics_do(is_async: bool) -> None:
+    """A service counts with its metrics directly; further ones are called as interceptors."""
+    direct, hooked = Metrics(), Metrics()
+
+    async def work(broker: LocalBroker, client: Connection) -> None:
+        app = Service("shop", broker=broker.url, attempts=2, interceptors=[direct, hooked])
+        place, other = app.endpoint("place", Number), app.endpoint("other", Number)
+
+        def handle(number: Number, flow: Flow) -> None:
+            if number.n % 5 == 1:
+                raise ValueError
+            if number.n % 5 == 2:
+                raise Reject("bad")
+            if number.n % 5 == 3:
+                flow.send(other, Number(0))
+                flow.send(other, Number(0))
+
+        async def handle_async(number: Number, flow: Flow) -> None:
+            handle(number, flow)
+
+        place.stage(handle_async if is_async else handle)
+
+        @other.stage
+        async def end(number: Number, flow: Flow) -> None:
+            pass
+
+        async with app.running():
+            async with app.initiate() as initiation:
+                for number in range(20):
+                    initiation.send(place, Number(number), trace="t", interactive=number % 3 == 0)
+            await client.send("/queue/place", b"no envelope")
+            await until(lambda: sum(sum(each.outcomes.values()) for each in direct.snapshot().values()) == 32)
+        assert direct.snapshot() == hooked.snapshot()
+        assert direct.sent_outside_stages == hooked.sent_outside_stages == 20
+        outcomes = [each.outcomes for each in direct.snapshot().values()]
+        assert {key for each in outcomes for key in each} == {"completed", "failed", "rejected"}
+        assert not any(each.running for each in direct.snapshot().values())
+
+    run(work)
+
+
+def test_subclass_of_metrics_is_called_as_an_interceptor() -> None:
+    class Own(Metrics):
+        pass
+
+    own = Own()
+    app = Service("shop", interceptors=[own])
+    assert app.metrics is own and app.direct_metrics is None and app.interceptor_chain().has_ended
 
 
 # ---- Size ----

@@ -23,6 +23,7 @@ from truenext.stage.core.definitions import (
 )
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name, replies_queue
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Interceptor
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.lifespan import LifespanFactory
@@ -129,6 +130,15 @@ class Definition:
         for each in self.interceptors:
             if not isinstance(each, Interceptor):
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
+
+    @property
+    def direct_metrics(self) -> Metrics | None:
+        """Metrics that a run counts with itself, without the hooks; None for a subclass of `Metrics`."""
+        return self.metrics if type(self.metrics) is Metrics else None
+
+    def interceptor_chain(self) -> InterceptorChain:
+        """Return the chain of the interceptors that are called."""
+        return InterceptorChain([each for each in self.interceptors if each is not self.direct_metrics])
 
     def _ensure_metrics(self) -> Metrics:
         for each in self.interceptors:
