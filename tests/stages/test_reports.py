@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,30 @@ def test_process_that_stops_says_so_and_unsubscribes() -> None:
             assert facts["subscriptions"] == {"durable": 0, "non_durable": before - 1}
 
     run(work)
+
+
+@pytest.mark.parametrize("fault", ["kill", pytest.param("freeze", marks=pytest.mark.drawn)])
+def test_process_stops_in_time_while_the_broker_does_not_answer(fault: str) -> None:
+    async def measured(has_requesters: bool) -> float:
+        loop = asyncio.get_running_loop()
+        async with local_broker() as broker:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(shop(broker).running())
+                client = await truenext.connect(broker.url)
+                if has_requesters:
+                    await subscribed(client)
+                await client.close()
+                getattr(broker, fault)()
+                started = loop.time()
+            ended = loop.time()
+            if fault == "kill":
+                await broker._start_again()
+            return ended - started
+
+    async def main() -> None:
+        assert await measured(True) < await measured(False) + responder.LAST_REPORT_S + 1
+
+    asyncio.run(main())
 
 
 def test_process_reports_again_after_a_restart_of_the_broker() -> None:

@@ -160,6 +160,9 @@ class Responder:
                 body = await self._make_report(True)
                 for requester in requesters:
                     await self._send(requester, body)
+        except (TruenextError, TimeoutError):
+            # A requester finds out by itself.
+            pass
         except Exception as error:
             # The rest of the stop goes on.
             self._unsent.log(error=repr(error))
