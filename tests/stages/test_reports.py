@@ -102,6 +102,20 @@ def test_report_has_health_graph_and_figures(period_s: float) -> None:
     run(work)
 
 
+def test_later_requester_within_a_period_gets_the_report_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responder, "REPORT_PERIOD_S", PATIENCE_S)
+
+    async def work(broker: LocalBroker, client: Connection) -> None:
+        async with shop(broker).running():
+            await subscribed(client)
+            reports = []
+            for name in "abc":
+                reports.append(await report_of(client, name))
+            assert len({each.at for each in reports}) == 1
+
+    run(work)
+
+
 def test_many_requesters_within_a_second_get_the_same_report(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
 
@@ -200,6 +214,7 @@ def test_process_that_stops_says_so_and_unsubscribes() -> None:
             assert report.has_ended and report.health.facts.state == "stopping" and not report.health.ready
             facts = json.loads(await client.control_request("status"))
             assert facts["subscriptions"] == {"durable": 0, "non_durable": before - 1}
+            assert not [each for each in asyncio.all_tasks() if "report" in each.get_name()]
 
     run(work)
 

@@ -68,16 +68,19 @@ def _check_steps(drawn: list[tuple[str, Any]]) -> None:
     tested, now, number = Requesters(), 0.0, 0
     report, size, sends = 0, 100, 0
     waiting: dict[str, Requester] = {}
+    """Requesters that wait, and expired ones that may be dropped."""
     got: set[tuple[int, str]] = set()
     tested.start_report(size)
     for kind, value in drawn:
+        living = {key: each for key, each in waiting.items() if now - each.requested_at <= REPORT_TTL_S}
         if kind == "wait":
             now += value
         elif kind == "request":
             number += 1
             requester = Requester(f"q{value}", str(number), now)
             is_added = tested.add(requester)
-            assert is_added is (requester.reply_to in waiting or len(waiting) < 4)
+            assert is_added or (requester.reply_to not in living and len(waiting) >= 4)
+            assert not is_added or requester.reply_to in waiting or len(living) < 4
             if is_added:
                 waiting[requester.reply_to] = requester
         elif kind == "report":
@@ -85,21 +88,15 @@ def _check_steps(drawn: list[tuple[str, Any]]) -> None:
             tested.start_report(size)
         else:
             found = tested.next_requester(now)
-            # The oldest of those that have not this report; expired ones are dropped on the way.
-            if sends < max(1, min(3, 100 // size)):
-                waiting = {
-                    key: each
-                    for key, each in waiting.items()
-                    if (report, key) in got or now - each.requested_at <= REPORT_TTL_S
-                }
-                expected = [each for key, each in waiting.items() if (report, key) not in got]
-                assert (found is None) is (not expected)
+            is_expected = sends < max(1, min(3, 100 // size)) and any((report, key) not in got for key in living)
+            assert (found is not None) is is_expected
             if found is not None:
                 sends += 1
-                assert found == waiting.pop(found.reply_to) and (report, found.reply_to) not in got
+                assert found == living[found.reply_to] and (report, found.reply_to) not in got
+                del waiting[found.reply_to]
                 got.add((report, found.reply_to))
-        assert sends <= max(1, min(3, 100 // size))
-        assert tested.is_empty is (not waiting)
+        assert waiting or tested.is_empty
+        assert not tested.is_empty or all(now - each.requested_at > REPORT_TTL_S for each in waiting.values())
         assert len(tested.recent_requesters(now)) <= 2
 
 
@@ -133,3 +130,24 @@ def test_flood_of_one_requester_waits_as_one_request() -> None:
     found = tested.next_requester(0.0)
     assert found is not None and found.correlation_id == "999"
     assert tested.next_requester(0.0) is None and tested.is_empty
+
+
+def test_requester_that_has_a_report_waits_for_the_next_one() -> None:
+    tested, requester = Requesters(), Requester(QUEUE, "", 0.0)
+    for _ in range(2):
+        tested.start_report(1)
+        tested.add(requester)
+        assert tested.next_requester(0.0) == requester
+        tested.add(requester)
+        assert tested.next_requester(0.0) is None and not tested.is_empty
+
+
+def test_requests_of_too_many_clients_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requesters, "WAITING_MAX", 3)
+    tested = Requesters()
+    tested.start_report(1)
+    tested.add(Requester("a", "", 0.0))
+    tested.next_requester(0.0)
+    # One of three has the report already.
+    assert [tested.add(Requester(name, "", 0.0)) for name in "abcd"] == [True, True, True, False]
+    assert tested.add(Requester("a", "", 0.0)) and tested.add(Requester("b", "", 0.0))
