@@ -167,6 +167,7 @@ def test_service_reports_once_its_user_may_take_from_the_topic(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """C34.1."""
     monkeypatch.setattr(responder, "RETRY_S", 0.2)
     broker = broker_with_users
 

@@ -165,6 +165,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], bytes]] = [
 
 
 def test_message_that_is_no_request_gets_no_answer_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """C34.2."""
     caplog.set_level(logging.WARNING, "truenext.stage")
 
     async def work(broker: LocalBroker, client: Connection) -> None:
@@ -199,6 +200,8 @@ def test_requester_that_is_gone_leaves_no_warning(caplog: pytest.LogCaptureFixtu
 
 
 def test_process_that_stops_says_so_and_unsubscribes() -> None:
+    """C34.6."""
+
     async def work(broker: LocalBroker, client: Connection) -> None:
         async with client.consumer("/temp-queue/watching") as replies:
             async with shop(broker).running():
@@ -381,7 +384,7 @@ def test_subclass_of_metrics_is_called_as_an_interceptor() -> None:
 
     own = Own()
     app = Service("shop", interceptors=[own])
-    assert app.metrics is own and app.direct_metrics is None and app.interceptor_chain().has_ended
+    assert app.metrics is own and app.direct_counters is None and app.interceptor_chain().has_ended
 
 
 # ---- Size ----
@@ -443,6 +446,7 @@ def large_report(stages: int, metrics: int, reason: str = "") -> ProcessReport:
     ],
 )
 def test_large_report_lacks_parts(report: ProcessReport, omitted: list[str]) -> None:
+    """C34.5."""
     body = encode_report(report)
     assert len(body) <= REPORT_BYTES_MAX
     decoded = decode(body)

@@ -1,4 +1,4 @@
-"""Tests of the order in which requesters get the report of a process. Source: docs/contract.md, C34.2 to C34.5"""
+"""Tests of the order in which requesters get the report of a process. Source: docs/contract.md, chapter 34"""
 
 from __future__ import annotations
 
@@ -133,6 +133,7 @@ def test_flood_of_one_requester_waits_as_one_request() -> None:
 
 
 def test_requester_that_has_a_report_waits_for_the_next_one() -> None:
+    """C34.3."""
     tested, requester = Requesters(), Requester(QUEUE, "", 0.0)
     for _ in range(2):
         tested.start_report(1)
@@ -143,6 +144,7 @@ def test_requester_that_has_a_report_waits_for_the_next_one() -> None:
 
 
 def test_requests_of_too_many_clients_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34.4."""
     monkeypatch.setattr(requesters, "WAITING_MAX", 3)
     tested = Requesters()
     tested.start_report(1)

@@ -1,4 +1,4 @@
-"""Tests of the processes of stages that a requester has seen. Source: docs/contract.md, C34.6 to C34.9"""
+"""Tests of the processes of stages that a requester has seen. Source: docs/contract.md, C34.7 and C34.8"""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def naive_state(steps: list[tuple[float, str, Any]], run: str, now: float) -> st
 
 @given(st.lists(STEPS, max_size=40))
 def test_states_of_processes_are_those_of_all_requests_and_reports(drawn: list[tuple[str, Any]]) -> None:
+    """C34.7."""
     seen, now = SeenProcesses(), 0.0
     steps: list[tuple[float, str, Any]] = []
     forgotten: dict[str, bool] = {}
@@ -158,6 +159,7 @@ def test_report_with_unknown_fields_is_added() -> None:
 
 
 def test_further_process_replaces_a_silent_one_or_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34.8."""
     monkeypatch.setattr(seen_processes, "PROCESSES_MAX", 2)
     seen = SeenProcesses()
     assert seen.add_report(body("a"), 0.0) and seen.add_report(body("b"), 0.0)

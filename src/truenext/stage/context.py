@@ -40,8 +40,8 @@ class ServiceContext:
         run's producers."""
         self.stopping = asyncio.Event()
         self.chain = definition.interceptor_chain()
-        self.metrics = definition.direct_metrics
-        """Metrics that the run counts with itself; None for a subclass of `Metrics`."""
+        self.counters = definition.direct_counters
+        """Counters with which the run counts itself; None if a subclass of `Metrics` counts, as an interceptor."""
         self.plans = plans
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None

@@ -25,7 +25,7 @@ from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name, replies_queue
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Interceptor
-from truenext.stage.interceptors.metrics import Metrics
+from truenext.stage.interceptors.metrics import Metrics, ServiceCounters
 from truenext.stage.lifespan import LifespanFactory
 
 M = TypeVar("M")
@@ -132,13 +132,14 @@ class Definition:
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
 
     @property
-    def direct_metrics(self) -> Metrics | None:
-        """Metrics that a run counts with itself, without the hooks; None for a subclass of `Metrics`."""
-        return self.metrics if type(self.metrics) is Metrics else None
+    def direct_counters(self) -> ServiceCounters | None:
+        """Counters with which a run counts itself; None if a subclass of `Metrics` counts, as an interceptor."""
+        return self.metrics.counters if type(self.metrics) is Metrics else None
 
     def interceptor_chain(self) -> InterceptorChain:
         """Return the chain of the interceptors that are called."""
-        return InterceptorChain([each for each in self.interceptors if each is not self.direct_metrics])
+        direct = None if self.direct_counters is None else self.metrics
+        return InterceptorChain([each for each in self.interceptors if each is not direct])
 
     def _ensure_metrics(self) -> Metrics:
         for each in self.interceptors:

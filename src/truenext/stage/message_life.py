@@ -25,7 +25,7 @@ from truenext.stage.message_state import (
 class MessageLife:
     def __init__(self, context: ServiceContext, stage: Stage, pool: PoolName, message: Message) -> None:
         self._chain = context.chain
-        self._metrics = context.metrics
+        self._service_counters = context.counters
         self.counters: StageCounters | None = None
         """Counters of the stage; None before `record_start`, or if hooks count."""
         self._waited_s: float | None = None
@@ -61,9 +61,9 @@ class MessageLife:
         if self._events is not None:
             self._event_number = self._events.add_started(self._stage, message, envelope)
         has_hooks = chain.has_around or chain.has_sending or chain.has_ended
-        if self._metrics is not None:
+        if self._service_counters is not None:
             stage = self._stage
-            self.counters = self._metrics.counters_of(stage.endpoint.name, stage.name, self._pool)
+            self.counters = self._service_counters.of_stage(stage.endpoint.name, stage.name, self._pool)
         if has_hooks or self.counters is not None:
             self._waited_s = _waited_s(message)
         if has_hooks:
