@@ -20,10 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from truenext.broker.broker import Broker
+from truenext.broker.control_commands import Figures
 from truenext.broker.recovery import recover
 from truenext.cli.serve import MEMORY_SHARE, _tune_garbage_collector
 from truenext.history.writer import HistoryWriter
@@ -36,6 +39,7 @@ from truenext.model.limits import (
     GROUPS_MAX,
     HELD_MAX,
     MEMORY_LIMIT,
+    METRICS_QUEUES_MAX,
     SELECTOR_PARTS_MAX,
     SUBSCRIPTIONS_MAX,
     TOPIC_SUBSCRIPTIONS_MAX,
@@ -56,10 +60,16 @@ STEP_MS = 20
 """Aim for most steps, in ms of processor time."""
 LISTED_MS = 100
 """Aim for steps that the contract wants whole, with default limits, in ms of processor time."""
+SLICE_MS = 2
+"""Aim for steps of answers to control requests, in ms of processor time."""
+MANY_QUEUES = 50_000
 QUIET_S = 0.3
 """Seconds without a noted step after which the broker has done all that an event caused."""
 NOTED_S = 0.001
 """Shortest step that is noted, in seconds of processor time."""
+SCRAPE_STEP_MS = 4
+"""Aim for turns with a slice of sliced work, in ms of processor time: it begins no further step after 2 ms."""
+SCRAPED_QUEUES = 50_000
 ANSWER_S = 120.0
 LIMITED_TOPIC = "limited"
 """Topic of whose messages a subscription may have none in memory."""
@@ -161,6 +171,11 @@ class Client:
         """Send a control request and wait for its receipt."""
         self.call("SEND", {"destination": f"/control/{verb}"}, json.dumps(request).encode())
 
+    def take_answer(self) -> None:
+        """Read the MESSAGE with the answer to a control request."""
+        self._read_until(b"\0")
+        self._received.clear()
+
     def drain(self) -> None:
         """Read until no byte has come for QUIET_S."""
         self._sock.settimeout(QUIET_S)
@@ -206,8 +221,10 @@ class Row(NamedTuple):
 class Trial:
     """One broker with default limits, its clients, and the measured events."""
 
-    def __init__(self, name: str, port: int, steps: Steps) -> None:
+    def __init__(self, name: str, port: int, steps: Steps, call: Callable[..., object]) -> None:
+        """`call` calls a function with the broker, on its event loop."""
         self.name = name
+        self.call = call
         self.rows: list[Row] = []
         self._port = port
         self._steps = steps
@@ -842,6 +859,16 @@ def queues(trial: Trial) -> None:
 
 
 @scenario
+def scrapes(trial: Trial) -> None:
+    """Figures of the metrics of very many queues, all of which could have metrics of their own."""
+    _send_to_each(trial.client(), "scraped", SCRAPED_QUEUES)
+    figures: SimpleQueue[Figures] = SimpleQueue()
+    with trial.measures(f"figures of {SCRAPED_QUEUES:,} queues, {METRICS_QUEUES_MAX:,} by name", SCRAPE_STEP_MS):
+        trial.call(lambda broker: broker.control.collect(["*.new", "scraped.>"], figures.put))
+        figures.get(timeout=ANSWER_S)
+
+
+@scenario
 def wildcards(trial: Trial) -> None:
     """Very many pairs of a queue and a wildcard consumer."""
     sender, owner = trial.client(), trial.client()
@@ -911,6 +938,27 @@ def producers(trial: Trial) -> None:
 # ---- The table ----
 
 
+@scenario
+def many_queues(trial: Trial) -> None:
+    """Answers about many queues, the rates of all of them beside."""
+    client = trial.client()
+    for first in range(0, MANY_QUEUES, 1000):
+        numbers = range(first, min(first + 1000, MANY_QUEUES))
+        client.write_frames(b"".join(frame("SEND", {"destination": f"/queue/many.{each}"}, b"x") for each in numbers))
+    client.confirm()
+    client.call("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/r"})
+    for verb, request in (
+        ("queues", None),
+        *(("queues", {"order": order, "limit": 50}) for order in ("name", "waiting", "oldest", "rate")),
+        ("queues", {"name": "99", "order": "oldest"}),
+        ("status", None),
+    ):
+        body = b"" if request is None else json.dumps(request).encode()
+        with trial.measures(f"{verb} {body.decode()} of {MANY_QUEUES:,} queues", SLICE_MS):
+            client.write("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/r"}, body)
+            client.take_answer()
+
+
 def calibration_ms() -> float:
     """Return the processor time, in ms, of a fixed piece of Python: the best of some."""
     best = 1e9
@@ -945,6 +993,10 @@ def run(names: Sequence[str], folder: Path) -> list[Row]:
     return rows
 
 
+def _call_soon(loop: asyncio.AbstractEventLoop, broker: Broker, function: Callable[[Broker], object]) -> None:
+    loop.call_soon_threadsafe(function, broker)
+
+
 async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
     loop = asyncio.get_running_loop()
     with closing(EmbeddedStore(data)) as store, closing(HistoryWriter(data / "history", on_rotate=lambda: None)) as log:
@@ -968,7 +1020,8 @@ async def _run_scenario(name: str, data: Path, steps: Steps) -> list[Row]:
                 places=Places(CONNECTIONS_MAX, CONNECTIONS_BEFORE_LOGIN_MAX),
                 tls=None,
             )
-            trial = Trial(name, int(listener.url.rpartition(":")[2]), steps)
+            call = partial(_call_soon, loop, broker)
+            trial = Trial(name, int(listener.url.rpartition(":")[2]), steps, call)
             try:
                 await asyncio.to_thread(SCENARIOS[name], trial)
             finally:

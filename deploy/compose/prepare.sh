@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the secrets of compose.yaml in deploy/compose/secrets: a trial certificate authority, the certificate of the
-# broker, and a password for each user. Needs OpenSSL 3. Existing secrets are left as they are.
+# broker, and a password for each user and for Grafana. Needs OpenSSL 3. Existing secrets are left as they are.
 set -eu
 cd "$(dirname "$0")"
 # Only the owner enters the folder. The files themselves must be readable for the user of the container.
@@ -13,7 +13,7 @@ if [ ! -e broker.pem ]; then
         -addext subjectAltName=DNS:broker,DNS:localhost -addext basicConstraints=CA:FALSE -CA ca.pem -CAkey ca.key
     rm ca.key
 fi
-for user in health operator greetings; do
+for user in operator greetings grafana; do
     [ -e "$user.password" ] || openssl rand -hex 24 > "$user.password"
 done
 chmod 0444 ./*

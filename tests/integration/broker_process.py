@@ -137,6 +137,15 @@ class BrokerProcess:
         self._process = self._started(serve)
 
     @property
+    def health_url(self) -> str:
+        """URL of the health server of a broker with --health."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (found := re.search(r"health at (.*)\n", self._out.read_text() if self._out.exists() else "")):
+            assert self.is_running and time.monotonic() < deadline, self.log
+            time.sleep(0.002)
+        return found[1]
+
+    @property
     def is_listening(self) -> bool:
         return self._out.exists() and "listening on" in self._out.read_text()
 
@@ -429,7 +438,7 @@ class BrokerProcess:
         while True:
             has_ended = process.poll() is not None
             output = self._out.read_bytes() if self._out.exists() else b""
-            output = re.sub(rb"standing by.*\n", b"", output)
+            output = re.sub(rb"(standing by|health at) .*\n", b"", output)
             if output.endswith(b"\n") or has_ended:
                 return output.decode().strip()
             assert time.monotonic() < deadline, f"broker said only {output!r}, log:\n{self.log}"

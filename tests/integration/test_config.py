@@ -1,5 +1,6 @@
 """Tests that a real broker does what its configuration file says, at its start and after a reload."""
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
 from truenext.history.export import EVENTS_FOLDER
 from truenext.history.exporter import HistoryExporter
+from truenext.version import VERSION
 
 MIB = 1 << 20
 
@@ -287,6 +289,29 @@ def test_reload_changes_the_log_level_unless_the_command_line_sets_it(tmp_path: 
             assert ended.returncode == 0
             assert ('log_level: "warning" -> "info"' in ended.stdout) is has_changed
             assert ("INFO configuration reloaded" in broker.log) is has_changed
+
+
+def test_log_in_json_tells_of_start_reload_and_stop(tmp_path: Path, file: Path) -> None:
+    # C33.6
+    file.write_text('[broker]\nlog_format = "json"\nlog_level = "info"\n')
+    with running(BrokerProcess(tmp_path, ["--config", str(file)])) as broker:
+        file.write_text('[broker]\nlog_format = "text"\nlog_level = "info"\n')
+        assert reload(broker).returncode == 0
+        lines = broker.log.splitlines()
+    assert "INFO broker stops" in broker.log
+    started = [json.loads(line) for line in lines if line.startswith("{")]
+    (listens,) = (each for each in started if each["message"] == "broker listens")
+    facts = {name: listens[name] for name in ("level", "logger", "health", "version", "folder", "users")}
+    assert facts == {
+        "level": "info",
+        "logger": "truenext.cli.serve",
+        "health": None,
+        "version": VERSION,
+        "folder": str(broker.data),
+        "users": None,
+    }
+    assert listens["listen"] == [broker.url]
+    assert not lines[-1].startswith("{"), "the reload itself is logged as text"
 
 
 @pytest.mark.parametrize("options", [()])

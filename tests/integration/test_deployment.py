@@ -137,11 +137,19 @@ def test_volume_of_the_image_is_made_and_owned_before_it_is_a_volume() -> None:
     assert text.index(f"chown {USER}:{USER} /data") < text.index("VOLUME /data") < text.index(f"USER {USER}")
 
 
-def test_health_check_of_the_image_is_a_command() -> None:
-    (check,) = [value for name, value in instructions() if name == "HEALTHCHECK"]
-    program, *command = yaml.safe_load(check.partition("CMD ")[2])
-    assert program == "truenext"
-    parse(command)
+def probed(command: Sequence[str]) -> tuple[str, str, str, str]:
+    """Return program, host, port and path of a health check."""
+    program, option, code = command
+    found = re.fullmatch(r"import urllib.request as u; u.urlopen\('http://(.*):(\d+)(/.*)', timeout=5\)", code)
+    assert found is not None and option == "-c", command
+    return (program, *found.groups())  # type: ignore[return-value]
+
+
+def test_health_check_of_the_image_asks_the_health_server_of_its_command() -> None:
+    found = dict(instructions())
+    _, host, port, path = probed(yaml.safe_load(found["HEALTHCHECK"].partition("CMD ")[2]))
+    assert parse(yaml.safe_load(found["CMD"]))["health"] == port
+    assert (host, path) == ("127.0.0.1", "/live")
 
 
 def test_files_that_the_image_copies_get_into_its_context() -> None:
@@ -177,7 +185,7 @@ def test_compose_mounts_files_and_secrets_that_are_there(compose: dict[str, Any]
     declared = compose["secrets"]
     assert {Path(each["file"]).name for each in declared.values()} == {each.name for each in secrets.iterdir()}
     for service in compose["services"].values():
-        assert set(service["secrets"]) <= declared.keys()
+        assert set(service.get("secrets", ())) <= declared.keys()
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (ROOT / source).is_file()
@@ -186,8 +194,8 @@ def test_compose_mounts_files_and_secrets_that_are_there(compose: dict[str, Any]
 def test_compose_services_have_no_rights_and_no_writable_root(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
-        assert "--allow-anonymous" not in service["command"] and "--allow-plaintext" not in service["command"]
-    assert all(each.startswith("127.0.0.1:") for each in compose["services"]["broker"]["ports"])
+        assert not {"--allow-anonymous", "--allow-plaintext"} & set(service.get("command", ()))
+        assert all(each.startswith("127.0.0.1:") for each in service.get("ports", ()))
 
 
 def with_paths(folder: Path, paths: Mapping[str, Path], texts: Mapping[str, str]) -> None:
@@ -202,7 +210,7 @@ def with_paths(folder: Path, paths: Mapping[str, Path], texts: Mapping[str, str]
 def check_listens_with_tls_alone(configuration: Configuration) -> None:
     assert all(parse_listener_url(url).has_tls for url in configuration.broker.listen)
     assert not configuration.broker.allow_anonymous and not configuration.broker.allow_plaintext
-    assert configuration.users is not None and configuration.users["health"].user.is_monitor
+    assert configuration.users is not None and configuration.users["operator"].user.is_monitor
 
 
 def test_broker_of_compose_takes_its_files(compose: dict[str, Any], secrets: Path, tmp_path: Path) -> None:
@@ -220,6 +228,21 @@ def test_broker_of_compose_takes_its_files(compose: dict[str, Any], secrets: Pat
     ports = {each.rpartition(":")[2] for each in broker["ports"]}
     assert ports == {str(parse_listener_url(url).port) for url in configuration.broker.listen}
     assert broker["environment"]["TRUENEXT_USER"] in (configuration.users or {})
+    _, _, port, path = probed(broker["healthcheck"]["test"][1:])
+    assert (configuration.broker.health, path) == (f"0.0.0.0:{port}", "/ready")
+
+
+def test_prometheus_of_compose_scrapes_the_health_servers_and_has_the_alert_rules(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    configuration = yaml.safe_load((ROOT / "deploy" / "compose" / "prometheus.yaml").read_text())
+    targets = {each["job_name"]: each["static_configs"][0]["targets"] for each in configuration["scrape_configs"]}
+    assert targets == {"truenext": ["broker:8080"], "truenext-stages": ["greetings:8080"]}
+    assert parse(services["greetings"]["command"])["health_at"] == "0.0.0.0:8080"
+    mounted = {each.split(":")[1] for each in services["prometheus"]["volumes"]}
+    assert set(configuration["rule_files"]) < mounted
+    provider = yaml.safe_load((ROOT / "deploy" / "compose" / "grafana" / "dashboards.yaml").read_text())
+    (folder,) = (each["options"]["path"] for each in provider["providers"])
+    assert any(each.split(":")[1].startswith(f"{folder}/") for each in services["grafana"]["volumes"])
 
 
 def test_service_of_compose_has_the_grants_that_it_needs(
@@ -280,9 +303,9 @@ def test_kubernetes_selects_the_pods_of_the_broker(objects: dict[str, Any]) -> N
     policy = objects["NetworkPolicy"]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
     ports = {each["port"] for each in objects["Service"]["spec"]["ports"]}
-    assert ports == {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
+    assert ports | {8080} == {each["port"] for rule in policy["ingress"] for each in rule["ports"]}
     (container,) = stateful["template"]["spec"]["containers"]
-    assert ports == {each["containerPort"] for each in container["ports"]}
+    assert ports == {each["containerPort"] for each in container["ports"]} - {8080}, "metrics are for no client"
 
 
 def test_kubernetes_pod_has_no_rights_and_time_to_stop(pod: dict[str, Any]) -> None:
@@ -300,7 +323,7 @@ def test_kubernetes_pod_has_no_rights_and_time_to_stop(pod: dict[str, Any]) -> N
 def test_broker_of_kubernetes_takes_its_files(
     objects: dict[str, Any], pod: dict[str, Any], secrets: Path, tmp_path: Path
 ) -> None:
-    for name in ("health", "shop"):
+    for name in ("operator", "shop"):
         (tmp_path / name).write_text(f"password of {name}\n")
         (tmp_path / name).chmod(0o600)
     paths = {
@@ -321,10 +344,11 @@ def test_broker_of_kubernetes_takes_its_files(
     assert configuration.broker.memory_limit < int(limit.removesuffix("Gi")) << 30
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
-def test_kubernetes_probe_is_a_command(pod: dict[str, Any], probe: str) -> None:
+@pytest.mark.parametrize(("probe", "path"), [("readinessProbe", "/ready"), ("livenessProbe", "/live")])
+def test_kubernetes_probe_asks_the_health_server(
+    objects: dict[str, Any], pod: dict[str, Any], probe: str, path: str
+) -> None:
     (container,) = pod["containers"]
-    program, *command = container[probe]["exec"]["command"]
-    assert program == "truenext"
-    parse(command)
-    assert container[probe]["timeoutSeconds"] > 10, "`truenext status` waits for ten seconds"
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+    assert f'health = "0.0.0.0:{ports["health"]}"' in objects["ConfigMap"]["data"]["truenext.toml"]

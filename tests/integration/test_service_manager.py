@@ -19,7 +19,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked
 from tests.integration.notifications import Receiver
 from truenext.broker.broker import Broker
-from truenext.cli import serve, service_manager
+from truenext.cli import broker_health, serve, service_manager
 from truenext.cli.loops import new_event_loop
 from truenext.cli.main import main as truenext
 from truenext.cli.service_manager import ServiceManager, find_service_manager
@@ -150,7 +150,7 @@ def test_broker_that_stands_by_is_ready_and_feeds_the_watchdog(
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "1000000")
     manager = find_service_manager()
-    serve._report_standing_by(manager, "main")
+    serve._report_standing_by(manager, broker_health.BrokerProcess(), "main")
     assert receiver.receive() == "READY=1\nSTATUS=standing by for main"
     serve._while_standing_by(None, manager)
     assert receiver.receive() == "WATCHDOG=1"

@@ -26,6 +26,7 @@ from truenext.broker.config import Configuration, with_files
 from truenext.broker.reload import Reloader
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
+from truenext.cli.broker_health import BrokerProcess
 from truenext.cli.service_manager import ServiceManager
 from truenext.errors import StoreBehindError
 from truenext.history.export import EVENTS_FOLDER
@@ -59,9 +60,10 @@ def configuration(tmp_path: Path) -> Configuration:
 
 
 def open_and_recover(configuration: Configuration, resources: ExitStack) -> Any:
-    member = serve._member_settings(configuration, ServiceManager())
+    manager, process = ServiceManager(), BrokerProcess()
+    member = serve._member_settings(configuration, manager, process)
     return serve._open_and_recover(
-        configuration, member, resources, take_over=False, reloader=None, manager=ServiceManager()
+        configuration, member, resources, take_over=False, reloader=None, manager=manager, process=process
     )
 
 
@@ -113,9 +115,9 @@ def test_member_has_a_digest_of_the_users_file_as_it_was_read(
         file.write_text(f"[user.{name}]\ncertificates = ['DNS:{name}.example']\n")
         read.append(with_files(configuration))
     file.unlink()
-    digests = [serve._member_settings(each, ServiceManager()).users for each in read]
+    digests = [serve._member_settings(each, ServiceManager(), BrokerProcess()).users for each in read]
     assert digests[0] == digests[1] != digests[2]
-    member = serve._member_settings(read[0], ServiceManager())
+    member = serve._member_settings(read[0], ServiceManager(), BrokerProcess())
     monkeypatch.setattr(serve, "logs", mock.Mock())
     serve._apply_settings(member, read[2])
     assert member.users == digests[2]

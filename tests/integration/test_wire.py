@@ -1307,7 +1307,7 @@ def test_two_addresses_with_one_port_are_refused_before_the_broker_listens() -> 
     result = truenext("serve", "--memory", *addresses)
     assert (result.returncode, result.stdout) == (2, b"")
     assert result.stderr.decode() == (
-        "truenext: two addresses of --listen name 127.0.0.1:61616: give each a port of its own\n"
+        "truenext: two addresses of --listen or --health name 127.0.0.1:61616: give each a port of its own\n"
     )
 
 

@@ -20,11 +20,12 @@ from truenext.cli import logs, serve_command, terminal
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
+from truenext.cli.queues import COUNTS
 from truenext.cli.stages import run, service_broker
-from truenext.cli.status import COUNTS
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
     DATABASE_URL,
+    HOST_AND_PORT,
     LISTENER_URL,
     MEMBER,
     QUERY_ID,
@@ -41,7 +42,6 @@ from truenext.cli.values import (
     DestinationParam,
     EnumParam,
     HeaderParam,
-    HostAndPortParam,
     PathParam,
     QueueNameParam,
     SecondsParam,
@@ -110,7 +110,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     SERVER_NAME: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     SPARK_MASTER: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
     SERVICE: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
-    HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
+    HOST_AND_PORT: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     STORE_URL: lambda kind: [*NO_TEXTS, LONG, "data", "mysql:///shop", WITH_PASSWORD, "postgresql://h/?password=p"],
     SCHEMA: lambda kind: [*NO_TEXTS, LONG, "Main", "2", "pg_x", "a-b", "a" * 64],
     MEMBER: lambda kind: [*NO_TEXTS, LONG, "-a", ".a", "a b", "a@b", "a" * 64],
@@ -489,7 +489,7 @@ def broker_of_queues(
         brokers.append(broker)
         raise SystemExit
 
-    monkeypatch.setattr("truenext.cli.status.connected", not_connected)
+    monkeypatch.setattr("truenext.cli.queues.connected", not_connected)
     result = CliRunner().invoke(main, ["queues", *options], env=variables)
     return (brokers[0] if brokers else None), result
 

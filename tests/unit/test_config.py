@@ -202,6 +202,26 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
             ],
         ),
         (
+            '[broker]\nhealth = "http://localhost"',
+            ["[broker] health 'http://localhost' is not HOST:PORT, such as 0.0.0.0:8080, or a port"],
+        ),
+        (
+            '[broker]\nhealth = "a:70000"',
+            ["[broker] health 'a:70000' is not HOST:PORT, such as 0.0.0.0:8080, or a port"],
+        ),
+        (
+            '[broker]\nmetrics_queues = ["orders.>.new", "/queue/orders"]',
+            [
+                "[broker] metrics_queues has 'orders.>.new', which is no pattern of queue names: "
+                "> is allowed only as the last word"
+            ],
+        ),
+        (
+            '[broker]\nmetrics_queues = ["/queue/orders"]',
+            ["[broker] metrics_queues has '/queue/orders', which is no pattern of queue names: leave /queue/ out"],
+        ),
+        ('[broker]\nlog_format = "xml"', ['[broker] log_format must be "text" or "json", not "xml"']),
+        (
             '[broker]\nlisten = ["http://x"]',
             [
                 "[broker] listen has an address that cannot be listened on: 'http://x' is not the address of a broker: "
@@ -411,6 +431,8 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
         return st.booleans()
     if issubclass(kind, Enum):
         return st.sampled_from(list(kind))
+    if setting.name == "metrics_queues":
+        return st.lists(PATTERNS, min_size=1).map(tuple) | st.just(setting.none)
     if kind is tuple:
         return st.lists(st.sampled_from(["stomp://127.0.0.1:0", "stomp://a.b:61613"]), min_size=1).map(tuple)
     if kind is Path:
@@ -425,6 +447,8 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
         strategy = st.sampled_from(["postgresql://db.example/main", "postgres:///main?host=/run"])
     elif setting.name == "member":
         strategy = st.from_regex("[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}", fullmatch=True)
+    elif setting.name == "health":
+        strategy = st.sampled_from(["8080", "0.0.0.0:8080", "[::1]:0", "broker.example:9"])
     elif setting.name == "schema":
         strategy = st.from_regex("[a-oq-z_][a-z0-9_]{0,62}", fullmatch=True)
     else:

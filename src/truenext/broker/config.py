@@ -233,7 +233,7 @@ class _ConfigurationFileReader:
                 except ConfigurationError as error:
                     raise ValueError(f"has an address that cannot be listened on: {error}") from error
         for pattern in value if setting.name == "metrics_queues" else ():
-            if fault := fault_of_pattern(pattern):
+            if fault := "leave /queue/ out" if pattern.startswith("/") else fault_of_pattern(pattern):
                 raise ValueError(f"has {pattern!r}, which is no pattern of queue names: {fault}")
         if setting.name == "dead_letters":
             try:

@@ -35,6 +35,7 @@ from truenext.broker.queues_request import (
     SumsOfQueues,
     chunks,
     count_held,
+    count_held_by_wildcards,
     make_queues_report,
     parse_queues_request,
     report_counts,
@@ -174,15 +175,18 @@ def _queues(context: QueryContext) -> AnswerGenerator:
 def _status(context: QueryContext) -> AnswerGenerator:
     """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
-    held = yield from count_held(engine)
+    by_wildcards = yield from count_held_by_wildcards(engine)
+    receivers_of = engine.state.clients.receivers_of
     durable = non_durable = in_memory = dead_letters = 0
     sums, temporary = SumsOfQueues(engine.queues.removed), _TemporaryTotals(engine.queues.removed_temporary)
     for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
+            consumers = receivers_of(queue).consumers
+            held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
             if queue.is_temporary:
                 non_durable += is_subscription
-                temporary.add(queue, held[queue])
+                temporary.add(queue, held)
             else:
                 durable += is_subscription
                 waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
@@ -191,7 +195,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 if queue.holds_dead_letters or queue.name.startswith(SPARK_PREFIX):
                     # What stays for long there says nothing of consumers.
                     oldest_ms = None
-                sums.add(queue, waiting, held[queue], 0, oldest_ms)
+                sums.add(queue, waiting, held, 0, oldest_ms)
                 in_memory += queue.resident_count
         yield
     scheduled = 0

@@ -49,7 +49,7 @@ class QueueReport(msgspec.Struct):
     oldest_s: float | None = None
     """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits. A message that
     waits for its next try while others are dispatched is left out."""
-    rate: float = 0.0
+    rate: float = 0
     """Messages acknowledged in a second, on average over the last seconds."""
 
 

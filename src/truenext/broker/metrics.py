@@ -169,7 +169,7 @@ def _status_metrics(status: StatusReport) -> Iterator[Metric]:
     yield _gauge("page_reads", "Pages that are being read from the store.", status.page_reads)
     yield _counter("commit_bytes_total", "Bytes of batches made durable.", status.commits.bytes)
     if status.journal is not None:
-        yield _gauge("journal_bytes", "Bytes of the journal that the checkpoint lacks.", status.journal.bytes)
+        yield _gauge("journal_bytes", "Bytes of the journal, unused ones included.", status.journal.bytes)
     if status.history is not None:
         yield _counter("history_bytes_total", "Bytes of events recorded.", status.history.bytes)
     if status.log is not UNSET:

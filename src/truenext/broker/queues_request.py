@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from heapq import merge
 from io import BytesIO
 from itertools import islice
+from sys import maxsize
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -19,7 +20,8 @@ import msgspec
 from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
-from truenext.engine.state.counts import Counts
+from truenext.engine.state.consumer import QueueConsumer
+from truenext.engine.state.counts import NO_RARE_COUNTS, Counts
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
@@ -37,6 +39,9 @@ NAMES_PER_STEP = 500
 PLACES_SORTED_PER_STEP = 500
 """Number of places that one step sorts."""
 
+QUEUES_MAX = 10_000
+"""Largest number of queues in the answer to a request with a body. A copy of more would take too long for one step."""
+
 NEVER_MS = 2**63
 """Time of the oldest message of a queue in which nothing waits, to be sorted behind all others."""
 
@@ -45,6 +50,10 @@ MaySee = Callable[[Queue], bool] | None
 
 Place = tuple[float, str]
 """Place of a queue in an order: the lowest number comes first, equal ones are sorted by name."""
+
+
+class _ShortReport(QueueReport, omit_defaults=True):
+    """Row of the answer to a request without a body, which has all queues, often without any message."""
 
 
 class _Cursor(msgspec.Struct, array_like=True):
@@ -60,7 +69,7 @@ _encode = msgspec.json.Encoder().encode
 
 class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of the request, in JSON. With an empty body the answer is only a list of QueueReport, of all queues by
-    name."""
+    name, in which counts of 0, `oldest_s` and `rate` are left out where there is nothing to tell."""
 
     name: str = ""
     """Part of the names of the queues to report, upper and lower case alike, or a pattern of names, with `*` and `>`;
@@ -68,7 +77,7 @@ class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
     order: QueueOrder = QueueOrder.NAME
     """Order of the queues."""
     limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Largest number of queues in the answer; null for all, 0 for the sums alone."""
+    """Largest number of queues in the answer, which never has more than 10,000; 0 for the sums alone."""
     after: str | None = None
     """Cursor of the answer before, `next`, to go on behind the last queue that it has; null to begin."""
 
@@ -106,21 +115,26 @@ def chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def count_held(engine: Engine) -> Generator[None, None, Counter[Queue]]:
-    """Count, in steps, the messages of each queue that consumers hold."""
+def count_held_by_wildcards(engine: Engine) -> Generator[None, None, Counter[Queue]]:
+    """Count, in steps, the messages of each queue that wildcard consumers hold."""
     held: Counter[Queue] = Counter()
-    count = 0
     for session in list(engine.state.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
                 for entries in chunks(list(consumer.held.values())):
                     held.update(entry.lane.queue for entry in entries)
                     yield
-            elif consumer.held and consumer.queue is not None:
-                held[consumer.queue] += len(consumer.held)
-            count += 1
-            if count % ITEMS_PER_STEP == 0:
-                yield
+        yield
+    return held
+
+
+def count_held(consumers: list[QueueConsumer]) -> Generator[None, None, int]:
+    """Count, in steps, the messages that the consumers of a queue hold, wildcard consumers excluded."""
+    held = 0
+    for some in chunks(consumers[:]):
+        held += sum(len(consumer.held) for consumer in some)
+        if len(some) == ITEMS_PER_STEP:
+            yield
     return held
 
 
@@ -170,15 +184,16 @@ def age_s(since_ms: int | None, now_ms: int) -> float | None:
 
 
 def report_counts(counts: Counts) -> MessageCounts:
+    rare = counts.known_rare or NO_RARE_COUNTS
     return MessageCounts(
         accepted=counts.accepted,
         acknowledged=counts.acknowledged,
-        returned=counts.returned,
-        expired=counts.expired,
-        dead_lettered=counts.dead_lettered or {},
-        handled=counts.handled,
-        moved=counts.moved,
-        purged=counts.purged,
+        returned=rare.returned,
+        expired=rare.expired,
+        dead_lettered=rare.dead_lettered,
+        handled=rare.handled,
+        moved=rare.moved,
+        purged=rare.purged,
     )
 
 
@@ -188,42 +203,170 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     Makes the answer as JSON, in steps.
     """
     request = parse_queues_request(body)
-    held = yield from count_held(engine)
-    sums = SumsOfQueues()
-    selected: dict[str, Queue] = {}
-    places: list[list[Place]] = []
-    unsorted: list[Place] = []
-    now_ms = engine.state.commit_state.now_ms
-    place_of, after = _PLACES[request.order], _parse_cursor(request.after)
+    by_wildcards = yield from count_held_by_wildcards(engine)
+    receivers_of = engine.state.clients.receivers_of
+    sums, places = SumsOfQueues(), _Places(request, is_whole=not body)
     is_selected = _selector_of(request.name) if request.name else None
-    kept = None if request.limit is None else request.limit + 1
     for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
-            if queue.is_temporary or not (is_selected is None or is_selected(queue.name)):
+            name = queue.destination.name
+            if queue.is_temporary or not (is_selected is None or is_selected(name)):
                 continue
             if may_see is not None and not may_see(queue):
                 continue
-            waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
+            waiting, oldest_ms = 0, None
             if body:
-                sums.add(queue, waiting, held[queue], engine.queues.scheduled_count(queue.name), oldest_ms)
-            place = place_of(queue, waiting, oldest_ms), queue.name
-            if after is None or place > after:
-                unsorted.append(place)
-                selected[queue.name] = queue
-        if len(unsorted) >= PLACES_SORTED_PER_STEP:
-            yield
-            places.append(sorted(unsorted)[:kept])
-            unsorted = []
+                consumers = receivers_of(queue).consumers
+                held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
+                waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
+                sums.add(queue, waiting, held, engine.queues.scheduled_count(name), oldest_ms)
+            places.add(queue, name, waiting, oldest_ms)
         yield
-    places.append(sorted(unsorted)[:kept])
+        if places.sort():
+            yield
+    places.sort(is_last=True)
     yield
-    rows = _Rows(engine, held, selected)
-    in_order = merge(*places)
-    yield from rows.write(in_order if request.limit is None else islice(in_order, request.limit))
+    rows = _Rows(engine, by_wildcards, QueueReport if body else _ShortReport)
+    rows.start(b'{"queues":[' if body else b"[")
+    yield from rows.write(places.first())
+    yield from places.free()
     if not body:
-        return rows.as_list()
-    has_more = rows.last is not None and next(in_order, None) is not None
-    return rows.as_object(_encode(rows.last).decode() if has_more else None, sums.report(now_ms))
+        return rows.finish(b"]")
+    cursor = _encode(places.last).decode() if places.has_more else None
+    now_ms = engine.state.commit_state.now_ms
+    return rows.finish(b'],"next":', _encode(cursor), b',"sums":', _encode(sums.report(now_ms)), b"}")
+
+
+class _Places:
+    """Places of the selected queues in the requested order. They are sorted piece by piece, and freed so, too."""
+
+    def __init__(self, request: QueuesRequest, *, is_whole: bool) -> None:
+        """`is_whole` tells whether the answer has all queues, whatever `limit` is."""
+        self._number_of = _NUMBERS[request.order]
+        self._after = _parse_cursor(request.after)
+        self._limit = QUEUES_MAX
+        if request.limit is not None:
+            self._limit = min(request.limit, QUEUES_MAX)
+        if is_whole:
+            self._limit = maxsize
+        self._sorted: list[list[Place]] = []
+        self._unsorted: list[Place] = []
+        self.last: Place | None = None
+        """Place of the last row; None if there is none."""
+        self.has_more = False
+        """Whether there are places behind that of the last row."""
+
+    def add(self, queue: Queue, name: str, waiting: int, oldest_ms: int | None) -> None:
+        """Add the place of a queue, with these figures of it."""
+        place = self._number_of(queue, waiting, oldest_ms), name
+        if self._after is None or place > self._after:
+            self._unsorted.append(place)
+
+    def sort(self, *, is_last: bool = False) -> bool:
+        """Sort the places added since the last sort, if they are many or these are the last. Returns whether it did."""
+        if len(self._unsorted) < PLACES_SORTED_PER_STEP and not is_last:
+            return False
+        self._sorted.append(sorted(self._unsorted)[: self._limit + 1])
+        self._unsorted = []
+        return True
+
+    def first(self) -> Iterator[str]:
+        """Yield the names of the first queues, up to the limit."""
+        places = merge(*self._sorted)
+        for place in islice(places, self._limit):
+            self.last = place
+            yield place[1]
+        self.has_more = self.last is not None and next(places, None) is not None
+
+    def free(self) -> Steps:
+        """Free the places in steps."""
+        while self._sorted:
+            self._sorted.pop()
+            yield
+
+
+def _number_by_name(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return 0
+
+
+def _number_by_waiting(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return -waiting
+
+
+def _number_by_oldest(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return NEVER_MS if oldest_ms is None else oldest_ms
+
+
+def _number_by_rate(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+    return 0 - queue.rate
+
+
+_NUMBERS: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
+    QueueOrder.NAME: _number_by_name,
+    QueueOrder.WAITING: _number_by_waiting,
+    QueueOrder.OLDEST: _number_by_oldest,
+    QueueOrder.RATE: _number_by_rate,
+}
+"""Functions that return the number in a queue's place."""
+
+
+class _Rows:
+    """Rows of an answer, encoded one by one: to encode all would take too long for one step."""
+
+    def __init__(self, engine: Engine, by_wildcards: Counter[Queue], shape: type[QueueReport]) -> None:
+        """`by_wildcards` has the number of messages of each queue that wildcard consumers hold, `shape` is the class of
+        a row."""
+        self._engine = engine
+        self._by_wildcards = by_wildcards
+        self._shape = shape
+        self._rows = BytesIO()
+
+    def start(self, part: bytes) -> None:
+        """Write the part before the rows."""
+        self._rows.write(part)
+
+    def write(self, names: Iterable[str]) -> Steps:
+        """Write the rows of the queues with these names. Those that were removed meanwhile are left out."""
+        separator = b""
+        for number, name in enumerate(names):
+            queue = self._engine.queues.by_name.get(name)
+            if queue is not None:
+                # In one step with what waits: else a message dispatched in between would seem to have left.
+                held = yield from count_held(self._engine.state.clients.receivers_of(queue).consumers)
+                self._rows.write(separator)
+                self._rows.write(_encode(self._report(queue, held)))
+                separator = b","
+            if number % ITEMS_PER_STEP == 0:
+                yield
+
+    def finish(self, *parts: bytes) -> bytes:
+        """Write these parts behind the rows, and return all, which has megabytes, without a copy."""
+        self._rows.writelines(parts)
+        return self._rows.getvalue()
+
+    def _report(self, queue: Queue, held: int) -> QueueReport:
+        receivers = self._engine.state.clients.receivers_of(queue)
+        counts = queue.counts
+        rare = counts.known_rare or NO_RARE_COUNTS
+        return self._shape(
+            name=queue.name,
+            waiting=queue.waiting_count(),
+            unacknowledged=self._by_wildcards[queue] + held,
+            consumers=len(receivers.consumers) + len(receivers.wildcards),
+            scheduled=self._engine.queues.scheduled_count(queue.name),
+            paused=queue.is_paused,
+            topic=queue.destination.topic or msgspec.UNSET,
+            accepted=counts.accepted,
+            acknowledged=counts.acknowledged,
+            returned=rare.returned,
+            expired=rare.expired,
+            dead_lettered=rare.dead_lettered,
+            handled=rare.handled,
+            moved=rare.moved,
+            purged=rare.purged,
+            oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
+            rate=queue.rate or 0,
+        )
 
 
 def make_named_report(
@@ -231,7 +374,7 @@ def make_named_report(
 ) -> Generator[None, None, tuple[bytes, int]]:
     """Report the first `limit` queues and durable subscriptions, by name, whose name `is_named`. Makes the list of
     QueueReport as JSON, in steps, and counts all queues with such a name."""
-    held = yield from count_held(engine)
+    by_wildcards = yield from count_held_by_wildcards(engine)
     first: list[str] = []
     matching = 0
     for queues in chunks(list(engine.queues.by_name.values()), NAMES_PER_STEP):
@@ -239,84 +382,7 @@ def make_named_report(
         matching += len(names)
         first = sorted(first + names)[:limit]
         yield
-    rows = _Rows(engine, held, {name: engine.queues.by_name[name] for name in first if name in engine.queues.by_name})
-    yield from rows.write((0, name) for name in first if name in rows.queues)
-    return rows.as_list(), matching
-
-
-def _place_by_name(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return 0
-
-
-def _place_by_waiting(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return -waiting
-
-
-def _place_by_oldest(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return NEVER_MS if oldest_ms is None else oldest_ms
-
-
-def _place_by_rate(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return 0 - queue.rate
-
-
-_PLACES: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
-    QueueOrder.NAME: _place_by_name,
-    QueueOrder.WAITING: _place_by_waiting,
-    QueueOrder.OLDEST: _place_by_oldest,
-    QueueOrder.RATE: _place_by_rate,
-}
-"""Functions that return the number of a queue's place."""
-
-
-class _Rows:
-    """Rows of an answer. They are encoded one by one, while queues of finished rows are freed: a copy of all would take
-    too long for one step."""
-
-    def __init__(self, engine: Engine, held: Counter[Queue], queues: dict[str, Queue]) -> None:
-        self._engine = engine
-        self._held = held
-        self.queues = queues
-        self._rows = BytesIO()
-        self.last: Place | None = None
-        """Place of the last row."""
-
-    def write(self, places: Iterable[Place]) -> Steps:
-        for number, place in enumerate(places):
-            queue = self.queues.pop(place[1])
-            if number:
-                self._rows.write(b",")
-            self._rows.write(_encode(self._report(queue)))
-            self.last = place
-            if number % ITEMS_PER_STEP == 0:
-                yield
-
-    def as_list(self) -> bytes:
-        return b"[" + self._rows.getvalue() + b"]"
-
-    def as_object(self, cursor: str | None, sums: QueueSums) -> bytes:
-        parts = (b'{"queues":[', self._rows.getvalue(), b'],"next":', _encode(cursor), b',"sums":', _encode(sums), b"}")
-        return b"".join(parts)
-
-    def _report(self, queue: Queue) -> QueueReport:
-        receivers = self._engine.state.clients.receivers_of(queue)
-        counts = queue.counts
-        return QueueReport(
-            name=queue.name,
-            waiting=queue.waiting_count(),
-            unacknowledged=self._held[queue],
-            consumers=len(receivers.consumers) + len(receivers.wildcards),
-            scheduled=self._engine.queues.scheduled_count(queue.name),
-            paused=queue.is_paused,
-            topic=queue.destination.topic or msgspec.UNSET,
-            accepted=counts.accepted,
-            acknowledged=counts.acknowledged,
-            returned=counts.returned,
-            expired=counts.expired,
-            dead_lettered=counts.dead_lettered or {},
-            handled=counts.handled,
-            moved=counts.moved,
-            purged=counts.purged,
-            oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
-            rate=queue.rate,
-        )
+    rows = _Rows(engine, by_wildcards, QueueReport)
+    rows.start(b"[")
+    yield from rows.write(first)
+    return rows.finish(b"]"), matching

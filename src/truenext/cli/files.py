@@ -13,7 +13,7 @@ if sys.platform != "win32":
 
 logger = logging.getLogger(__name__)
 
-FILES_OWN = 104
+FILES_OWN = 64
 """Largest number of files that the broker itself opens: journal, checkpoint, history, event loop, log, and the
 connections of the health server."""
 

@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 """Longest time in seconds from the start of a connection to the last byte of the answer."""
-CONNECTIONS_MAX = 32
-"""Largest number of connections at the same time. Further connections are closed without an answer."""
+CONNECTIONS_MAX = 16
+"""Largest number of connections at the same time. Further connections are closed without an answer. They are among the
+FILES_OWN of a broker."""
 METRICS_AGE_S = 1.0
 """Seconds for which a text of metrics is used again, so that many scrapes cost no more than one a second."""
 STOP_S = 2.0
@@ -130,9 +131,7 @@ async def _respond(method: str, path: str, health: HealthSource, metrics: _Metri
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
         response = Response(status, now.body, JSON)
     else:
-        response = Response(
-            HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n"
-        )
+        response = Response(HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, if it has metrics, /metrics\n")
     return response
 
 

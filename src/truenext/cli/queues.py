@@ -1,7 +1,7 @@
 """`truenext queues`: lists the queues of a running broker."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.terminal import count_noun, format_age
-from truenext.cli.values import TEXT, EnumParam
+from truenext.cli.values import COUNT, TEXT, EnumParam
 from truenext.cli.watch import rows_that_fit, show_repeatedly, watch_option
 from truenext.errors import RemoteProtocolError
 
@@ -60,9 +60,9 @@ class _Answer(msgspec.Struct):
     help="Order of the queues: by name, most waiting messages, oldest waiting message, or most acknowledged in a "
     "second first.",
 )
-@click.option("--limit", type=click.IntRange(min=0), help="Largest number of queues to list; 0 for the sums alone.")
+@click.option("--count", type=COUNT, help="Largest number of queues to list.")
 @click.option(
-    "--after", type=TEXT, help="List the queues behind this place: `next` of an answer with --json and --limit."
+    "--after", type=TEXT, help="List the queues behind this place: `next` of an answer with --json and --count."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @watch_option
@@ -70,29 +70,33 @@ class _Answer(msgspec.Struct):
 def queues(
     name: str | None,
     order: QueueOrder,
-    limit: int | None,
+    count: int | None,
     after: str | None,
     as_json: bool,
     is_watched: bool,
     broker: BrokerOptions,
 ) -> None:
-    """List the queues whose names have NAME in them, or match the pattern NAME, such as 'orders.>'; without NAME all.
+    """List the queues.
 
-    Shows for each queue the number of waiting messages, of messages that consumers hold, of consumers, of scheduled
-    messages, and of messages that have become dead letters since the broker started; the age of the oldest waiting
-    message; and how many messages are acknowledged in a second.
+    Lists those whose names have NAME in them or match the pattern NAME, such as 'orders.>', and without NAME all. Shows
+    for each queue the number of waiting messages, of messages that consumers hold (unacknowledged), of consumers, and
+    of scheduled messages. With NAME or an option also shows the number of messages that have become dead letters since
+    the broker started, the age of the oldest waiting message, how many are acknowledged in a second, and the sums.
 
     Temporary queues, and subscriptions to topics that are not durable, are in `truenext status`.
     """
-    request = {"name": name or "", "order": order.value, "limit": limit, "after": after}
-    if is_watched and limit is None:
+    request = {"name": name or "", "order": order.value, "limit": count, "after": after}
+    if is_watched and count is None:
         request["limit"] = rows_that_fit(_OTHER_LINES) if sys.stdout.isatty() else WATCHED_ROWS
     is_plain = request == {"name": "", "order": "name", "limit": None, "after": None}
     with connected(broker) as connection:
         if is_watched:
             _watch(connection, request, as_json=as_json)
-        answer = connection.control_request("queues", None if is_plain else request)
-    _print(answer, as_json=as_json, is_plain=is_plain)
+        if is_plain or as_json or count is not None:
+            answer = connection.control_request("queues", None if is_plain else request)
+            _print(answer, as_json=as_json, is_plain=is_plain)
+        else:
+            _print_found(_all_found(connection, request))
 
 
 def _watch(connection: Connection, request: dict[str, Any], *, as_json: bool) -> None:
@@ -100,39 +104,59 @@ def _watch(connection: Connection, request: dict[str, Any], *, as_json: bool) ->
 
 
 def _print(answer: bytes, *, as_json: bool, is_plain: bool) -> None:
-    if not is_plain and answer.startswith(b"["):
-        raise CommandFailure(
-            RemoteProtocolError(
-                "the broker is of an earlier version, and lists only all queues: leave NAME and the options away"
-            )
-        )
     if as_json:
+        if not is_plain:
+            _decode(answer)
         terminal.write_json_text(answer)
     elif is_plain:
-        _write(_lines(msgspec.json.decode(answer, type=list[_Row])))
+        _write(_lines(msgspec.json.decode(answer, type=list[_Row]), with_times=False))
     else:
-        found = msgspec.json.decode(answer, type=_Answer)
-        _write(_lines(found.queues))
-        _write(_sums(found))
+        _print_found(_decode(answer))
+
+
+def _all_found(connection: Connection, request: dict[str, Any]) -> _Answer:
+    """Request all queues, in as many answers as needed."""
+    found = answer = _decode(connection.control_request("queues", request))
+    while answer.next is not None:
+        answer = _decode(connection.control_request("queues", request | {"after": answer.next}))
+        found.queues += answer.queues
+    return found
+
+
+def _decode(answer: bytes) -> _Answer:
+    if answer.startswith(b"["):
+        text = "the broker is of an earlier version, and only lists all queues: leave NAME and the options out"
+        raise CommandFailure(RemoteProtocolError(text))
+    return msgspec.json.decode(answer, type=_Answer)
+
+
+def _print_found(found: _Answer) -> None:
+    _write(_lines(found.queues, with_times=True))
+    _write(_sums(found))
 
 
 def _write(lines: Iterator[str]) -> None:
     click.echo("\n".join(lines))
 
 
-def _lines(rows: list[_Row]) -> Iterator[str]:
+def _lines(rows: list[_Row], *, with_times: bool) -> Iterator[str]:
     """Yield the lines of a table. Made without rich, which takes 17 seconds for 50,000 queues."""
     names = [terminal.escape_line(row.name) + (" (paused)" if row.paused else "") for row in rows]
+    columns = [_column(count, [getattr(row, count) for row in rows]) for count in COUNTS]
+    if with_times:
+        columns.append(_column("dead", [sum(row.dead_lettered.values()) for row in rows]))
+        columns.append(_column("oldest", ["" if row.oldest_s is None else format_age(row.oldest_s) for row in rows]))
+        columns.append(_column("rate", [f"{row.rate:.1f}" if row.rate else "" for row in rows]))
     width = min(max(map(len, names), default=0), NAME_WIDTH_MAX)
-    yield f"{'queue':{width}}  waiting  unacknowledged  consumers  scheduled     dead  oldest      rate"
-    for name, row in zip(names, rows, strict=True):
-        dead = sum(row.dead_lettered.values()) if row.dead_lettered else 0
-        oldest = "" if row.oldest_s is None else format_age(row.oldest_s)
-        rate = f"{row.rate:.1f}" if row.rate else ""
-        yield (
-            f"{name:{width}}  {row.waiting:7}  {row.unacknowledged:14}  {row.consumers:9}  {row.scheduled:9}  "
-            f"{dead:7}  {oldest:>6}  {rate:>8}"
-        ).rstrip()
+    for name, *cells in zip(("queue", *names), *columns, strict=True):
+        yield f" {name:{max(width, 5)}}  {'  '.join(cells)}".rstrip()
+
+
+def _column(head: str, values: Sequence[object]) -> list[str]:
+    """Return the cells of a column, aligned to the right."""
+    cells = [head, *map(str, values)]
+    width = max(map(len, cells))
+    return [cell.rjust(width) for cell in cells]
 
 
 def _sums(found: _Answer) -> Iterator[str]:

@@ -34,7 +34,7 @@ from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import BROKER_BYTES
 from truenext.model.numerals import format_size
-from truenext.model.url import Address, host_and_port, parse_listener_url
+from truenext.model.url import Address, host_and_port, parse_host_and_port, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
 from truenext.server.session_factories import make_session_factories
 from truenext.store.embedded import EmbeddedStore
@@ -85,7 +85,7 @@ def serve(
     """
     settings, memory_limit = configuration.broker, configuration.broker.memory_limit
     addresses = [parse_listener_url(url) for url in settings.listen]
-    _check_ports(addresses)
+    _check_ports(addresses, settings.health)
     for address in addresses:
         _check_address(address, configuration)
     fault = fault_of_memory_limit(memory_limit)
@@ -192,17 +192,19 @@ def _recover(configuration: Configuration, opened: _OpenStore) -> tuple[Engine, 
     )
 
 
-def _check_ports(addresses: Sequence[Address]) -> None:
-    """Check that no two addresses have the same host and port.
+def _check_ports(addresses: Sequence[Address], health: str | None) -> None:
+    """Check that no two addresses, that of the health server included, have the same host and port.
 
     Raises: ConfigurationError if two have
     """
     known: set[tuple[str, int]] = set()
+    if health is not None:
+        known.add(parse_host_and_port(health))
     for address in addresses:
         key = address.host, address.port
-        if key in known:
+        if address.port and key in known:
             raise ConfigurationError(
-                f"two addresses of --listen name {host_and_port(*key)}: give each a port of its own"
+                f"two addresses of --listen or --health name {host_and_port(*key)}: give each a port of its own"
             )
         if address.port:
             known.add(key)

@@ -223,7 +223,8 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Prints `listening on URL`, one line per listener, once clients can connect. With --store, while another broker is
+    Prints `listening on URL`, one line per listener, once clients can connect. Before that it prints `health at URL` if
+    it has --health. With --store, while another broker is
     active, this one prints `standing by for NAME`: it takes over when the other one ends, and listens only then. See
     docs/failover.md.
 

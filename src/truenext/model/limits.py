@@ -629,10 +629,9 @@ Exceeded: `open transactions of all connections have … of at most … bytes (-
 """  # noqa: E501
 
 METRICS_QUEUES_MAX = 1000
-"""Queues that have metrics of their own at /metrics, of those that `metrics_queues` matches.
+"""Queues that have metrics of their own at /metrics, of those that `metrics_queues` matches: the first by name.
 
-Exceeded: The first ones by name have metrics, `truenext_metrics_left_out_queues` counts the others, and a warning is
-logged.
+Exceeded: The others have none, and a warning is logged.
 """
 
 MEMORY_LIMIT_MIN = 128 * 1024 * 1024

@@ -168,13 +168,13 @@ class BulkPieceExecutor:
         self._resident.remove_entries(lane, [removal.entry for removal in removals])
         for entry, arrival in removals:
             if arrival is None:
-                lane.queue.counts.purged += 1
+                lane.queue.counts.rare.purged += 1
                 self._events.removed(entry)
                 self._settlement.complete(entry)
                 continue
             destination, message = arrival
             queue = self._queues.ensure(destination)
-            lane.queue.counts.moved += 1
+            lane.queue.counts.rare.moved += 1
             self._events.moved(entry, queue, commit_state.next_sequence)
             self._settlement.complete(entry)
             self._arrivals.accept(queue, message, batch)

@@ -179,7 +179,8 @@ class Settlement:
         if may_be_dead and is_undeliverable(queue, entry.attempts, entry.due_us):
             self._give_up(entry)
             return
-        queue.counts.returned += 1
+        counts = queue.counts
+        (counts.known_rare or counts.rare).returned += 1
         is_set_aside = False
         if has_failed:
             entry.due_us = 0
@@ -267,10 +268,10 @@ class Settlement:
         )
         target = self._queues.ensure(failed.destination)
         if failed.is_handled:
-            origin.counts.handled += 1
+            origin.counts.rare.handled += 1
             self._events.handled(entry, target, self._commit_state.next_sequence)
         else:
-            origin.counts.add_dead_letter(reason)
+            origin.counts.rare.add_dead_letter(reason)
             self._events.dead_lettered(entry, target, self._commit_state.next_sequence)
         self.complete(entry)
         self._arrivals.accept(target, failed.message, self._commit_state.batch.number)
@@ -313,6 +314,6 @@ class Settlement:
         if queue.policy.expired is ExpiryAction.DEAD_LETTER and not queue.keeps_failures:
             self.dead_letter(entry, EXPIRED)
             return
-        queue.counts.expired += 1
+        queue.counts.rare.expired += 1
         self._events.expired(entry)
         self.complete(entry)

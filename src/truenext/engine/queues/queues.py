@@ -540,7 +540,7 @@ class Queues:
         for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged, given_up):
             if entry.store_batch is None:
                 # The others get this event when their pages are read.
-                queue.counts.expired += 1
+                queue.counts.rare.expired += 1
                 self._events.expired(entry)
         for entry in acknowledged:
             self._resident.unload(entry)

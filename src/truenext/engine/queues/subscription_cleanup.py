@@ -128,7 +128,7 @@ class SubscriptionCleanup(BackgroundTask):
                 batch.unmarks.append(key)
             batch.size += len(key)
             if not lane.queue.is_temporary:
-                self._removed.expired += 1
+                self._removed.rare.expired += 1
             self._events.expired(Entry(found.sequence, None, lane, 0, found.message.persistent, 0))
         if not page.is_end:
             return

@@ -9,32 +9,51 @@ from __future__ import annotations
 import msgspec
 
 
-class Counts(msgspec.Struct, gc=False):
-    accepted: int = 0
-    acknowledged: int = 0
+class RareCounts(msgspec.Struct, gc=False):
+    """Counts of what happens to few messages."""
+
     returned: int = 0
     """Number of times that a message was requeued, by any RequeueReason."""
     expired: int = 0
     handled: int = 0
     moved: int = 0
     purged: int = 0
-    dead_lettered: dict[str, int] | None = None
-    """Number of dead letters by reason (lifecycle/redelivery.py); None if there are none."""
+    dead_lettered: dict[str, int] = {}
+    """Number of dead letters by reason (lifecycle/redelivery.py)."""
 
     def add_dead_letter(self, reason: str, count: int = 1) -> None:
-        reasons = self.dead_lettered
-        if reasons is None:
-            reasons = self.dead_lettered = {}
-        reasons[reason] = reasons.get(reason, 0) + count
+        self.dead_lettered[reason] = self.dead_lettered.get(reason, 0) + count
+
+
+NO_RARE_COUNTS = RareCounts()
+
+
+class Counts(msgspec.Struct, gc=False):
+    accepted: int = 0
+    acknowledged: int = 0
+    known_rare: RareCounts | None = None
+    """Other counts; None while all of them are 0, as in most queues."""
+
+    @property
+    def rare(self) -> RareCounts:
+        """Other counts, to be increased."""
+        found = self.known_rare
+        if found is None:
+            found = self.known_rare = RareCounts()
+        return found
 
     def add(self, other: Counts) -> None:
         self.accepted += other.accepted
         self.acknowledged += other.acknowledged
-        self.returned += other.returned
-        self.expired += other.expired
-        self.handled += other.handled
-        self.moved += other.moved
-        self.purged += other.purged
-        if other.dead_lettered is not None:
-            for reason, count in other.dead_lettered.items():
-                self.add_dead_letter(reason, count)
+        if other.known_rare is not None:
+            self._add_rare(other.known_rare)
+
+    def _add_rare(self, other: RareCounts) -> None:
+        rare = self.rare
+        rare.returned += other.returned
+        rare.expired += other.expired
+        rare.handled += other.handled
+        rare.moved += other.moved
+        rare.purged += other.purged
+        for reason, count in other.dead_lettered.items():
+            rare.add_dead_letter(reason, count)

@@ -391,6 +391,10 @@ class Lane:
     def oldest_ms(self) -> int | None:
         """Return the time at which the oldest waiting message arrived, in milliseconds since the epoch. Messages in
         `delayed` are left out. None if no other message waits, or if the time is not known."""
+        if self.arrived and not self.requeued:
+            # The usual case: all bodies in `arrived` are in memory.
+            message = self.arrived[0].message
+            return None if message is None else message.arrived_ms
         head = self.head()
         if head is None and self.unread_in_memory and not self.needs_page:
             head = self.unread_in_memory[0]
@@ -747,7 +751,12 @@ class Queue:
 
     def oldest_ms(self) -> int | None:
         """Return the time at which the oldest waiting message arrived, as `Lane.oldest_ms` does."""
-        return min((time_ms for lane in self.lanes if (time_ms := lane.oldest_ms()) is not None), default=None)
+        oldest_ms = None
+        for lane in self.lanes:
+            time_ms = lane.oldest_ms()
+            if time_ms is not None and (oldest_ms is None or time_ms < oldest_ms):
+                oldest_ms = time_ms
+        return oldest_ms
 
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
