@@ -113,7 +113,7 @@ def to_text(flow: RecordedFlow, *, width: int = TEXT_WIDTH, lines_max: int | Non
     ]
     widths = [max(map(len, column)) for column in zip(("", "waited", "worked"), *rows, strict=True)]
     duration = format_duration(flow.seconds * 1e3)
-    bars_width = max(_BARS_WIDTH_MIN, width - sum(widths) - 6 - _outcome_width(lines))
+    bars_width = max(_BARS_WIDTH_MIN, width - sum(widths) - 8 - _outcome_width(lines))
     parts = [
         f"{_printable(flow.trace) or '(no trace)'}: {', '.join(_facts(flow))}",
         _text_row(("", "waited", "worked"), widths, f"0{duration:>{bars_width - 1}}", ""),

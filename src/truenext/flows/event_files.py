@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 
-from truenext.flows.events import EventLine, decode_line, decode_lines
+import msgspec
+
+from truenext.flows.events import EventLine, FileOpened, decode_lines
 from truenext.history.stage_files import FORMAT, SUFFIX
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 128 * 1024
 """Bytes that are read of one file before another one has its turn."""
 LINE_BYTES_MAX = 64 * 1024
 """Largest size of one event. A longer line is not one."""
@@ -39,20 +41,34 @@ def list_files(folder: Path) -> tuple[list[os.DirEntry[str]], str]:
     return files, ""
 
 
-def first_event(path: Path) -> EventLine | None:
-    """Return the first event of a file; None if it is not written yet, or is not an event. Raises: OSError if the file
-    cannot be read"""
+class FileStart(msgspec.Struct):
+    """First line of a file with events: its event `opened`. Other lines have no format."""
+
+    kind: str = ""
+    format: int = 0
+    at: int = 0
+
+
+def read_start(path: Path) -> FileStart | None:
+    """Return the first line of a file; None if it is not written yet. Raises: OSError if the file cannot be read"""
     with path.open("rb", buffering=0) as file:
         line, end, _ = file.read(LINE_BYTES_MAX).partition(b"\n")
-    return decode_line(line) if end else None
+    if not end and len(line) < LINE_BYTES_MAX:
+        return None
+    try:
+        return msgspec.json.decode(line, type=FileStart)
+    except (msgspec.MsgspecError, ValueError):
+        return FileStart()
 
 
-def problem_of_format(path: str | Path, first: EventLine) -> str:
-    """Return a sentence if a file that begins with this event has another format than this truenext reads; else ""."""
-    if first.format == FORMAT:
+def problem_of_start(path: str | Path, start: FileStart) -> str:
+    """Return a sentence if a file that begins so cannot be read: its format is not that of this truenext; else ""."""
+    if start.kind != FileOpened.__struct_config__.tag:
+        return f"{path} does not begin as a file of events, and is left out: was it cut or overwritten?"
+    if start.format == FORMAT:
         return ""
-    remedy = "update truenext" if first.format > FORMAT else "use the version that wrote it"
-    return f"{path} has events of format {first.format}, and this truenext reads {FORMAT}: {remedy}"
+    remedy = "update truenext" if start.format > FORMAT else "use the version that wrote it"
+    return f"{path} has events of format {start.format}, and this truenext reads {FORMAT}: {remedy}"
 
 
 def unreadable(path: str | Path, error: OSError) -> str:
@@ -78,6 +94,9 @@ class EventFiles:
         """Names of files that are read, or skipped."""
         self._folder_problems: list[str] = []
         self._file_problems: dict[str, str] = {}
+        self._last_numbers: dict[str, int] = {}
+        """Number of the last event that was read, by process."""
+        self._lost_counts: dict[str, int] = {}
         self._is_first = True
         self.skipped_bytes = 0
         """Bytes of older files that were there at first, and are not read."""
@@ -141,7 +160,7 @@ class EventFiles:
 
     def _open(self, entry: os.DirEntry[str]) -> None:
         try:
-            first = first_event(Path(entry.path))
+            first = read_start(Path(entry.path))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -150,7 +169,7 @@ class EventFiles:
         if first is None:
             # The service has not written it yet.
             return
-        if problem := problem_of_format(entry.path, first):
+        if problem := problem_of_start(entry.path, first):
             self._skip(entry.name, problem)
             return
         self._files[entry.name] = _EventFile(Path(entry.path), first.at)
@@ -181,7 +200,23 @@ class EventFiles:
             self._tell(name, f"{file.path} has {what} not an event, and left out: was the file cut or overwritten?")
         if events:
             file.at = max(file.at, events[-1].at)
+            self._count_lost(events)
         return events, len(lines)
+
+    def _count_lost(self, events: list[EventLine]) -> None:
+        """Note numbers that are missing among a process's events: its disk was full, or too slow."""
+        for event in events:
+            if not event.number:
+                # Each file begins with it.
+                continue
+            last = self._last_numbers.get(event.process, event.number - 1)
+            self._last_numbers[event.process] = max(event.number, last)
+            if event.number > last + 1:
+                lost = self._lost_counts[event.process] = (
+                    self._lost_counts.get(event.process, 0) + event.number - last - 1
+                )
+                what = "an event is" if lost == 1 else f"{lost:,} events are"
+                self._tell(event.process, f"{what} missing of process {event.process}: flows may lack executions")
 
     def _finish_files(self) -> None:
         """Forget files that cannot grow: their process has begun another one."""

@@ -10,6 +10,7 @@ bounded: each kind of flow has a share of its own, so that flows without failure
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import chain
@@ -25,15 +26,15 @@ BYTES_MAX = 64 * 1024 * 1024
 FIRST_BYTES_MAX = 128 * 1024 * 1024
 """Largest number of bytes of events that are read at first. Flows of earlier events are found by
 `truenext.flows.search`."""
-READ_BYTES_MAX = 1024 * 1024
-"""Number of bytes that one call reads, about: some 4,000 events, in 20 ms."""
+READ_BYTES_MAX = 256 * 1024
+"""Number of bytes that one call reads, about: some 1,000 events, in 10 ms."""
 EXECUTIONS_MAX = 1000
 """Largest number of executions that are kept of one flow. Completed ones beyond are only counted."""
 SLOW_MAX = 100
 """Largest number of the slowest ended flows that are kept beyond the latest."""
-_EXECUTION_BYTES = 1000
+_EXECUTION_BYTES = 500
 """Bytes of one execution in memory, with its numbers, but without its texts."""
-_FLOW_BYTES = 900
+_FLOW_BYTES = 800
 """Bytes of one flow in memory, without its executions and texts."""
 _NAMES_MAX = 10_000
 """Largest number of names that are kept once for all executions."""
@@ -121,6 +122,9 @@ class FlowReader:
             self._continue(event)
 
     def _start(self, event: EventLine) -> None:
+        if (event.process, event.number) in self._running:
+            # A copy: someone has copied files into another folder.
+            return
         event.stage, event.sender, event.process = map(self._name, (event.stage, event.sender, event.process))
         event.queue = None if event.queue is None else self._name(event.queue)
         kept = self._flows.get(event.flow)
@@ -219,7 +223,7 @@ class _Share:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self.flows: dict[str, _KeptFlow] = {}
+        self.flows: OrderedDict[str, _KeptFlow] = OrderedDict()
 
     def add(self, kept: _KeptFlow) -> None:
         kept.share = self
@@ -232,8 +236,9 @@ class _Share:
         self.bytes -= kept.bytes
 
     def pop_oldest(self) -> _KeptFlow:
-        kept = next(iter(self.flows.values()))
-        self.remove(kept)
+        _, kept = self.flows.popitem(last=False)
+        kept.share = None
+        self.bytes -= kept.bytes
         return kept
 
 
