@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from tests.stages.recorded_events import BEGINNING_US, Recorder, decoded
 from truenext.flows.drawing import (
     BAR_KINDS,
+    LEGEND_TEXT,
     LINES_MAX,
     Bar,
     format_duration,
@@ -20,6 +22,7 @@ from truenext.flows.drawing import (
 from truenext.flows.events import OUTCOMES
 from truenext.flows.model import RecordedFlow, executions_of, flows_of
 
+ROOT = Path(__file__).parents[2]
 EVIL = "<img src=x onerror=alert(1)>'\"&\x1b[31m\u202e\n"
 
 
@@ -53,6 +56,8 @@ def order_flow() -> RecordedFlow:
         total_us=1_500_000,
         given_up_for="rejected",
     )
+    for each in recorder.events:
+        each["trace"] = "order 7"
     return drawn_flow(recorder)
 
 
@@ -107,14 +112,16 @@ def test_copies_for_subscribers_are_a_line_each() -> None:
     ]
 
 
-def test_text_of_a_flow() -> None:
-    assert to_text(order_flow(), width=100).splitlines() == [
-        "order f1: 10 s, 3 messages, 4 runs, 1 given up",
+def test_text_of_a_flow_is_that_of_the_page() -> None:
+    text = to_text(order_flow(), width=100)
+    assert text.splitlines() == [
+        "order 7: 10 s, 3 messages, 4 runs, 1 given up",
         "             waited  worked  0                                10 s",
         "order.place     1 s     1 s  ...====                                completed",
         "  price         1 s     2 s         ....xxxx..........=====         failed: Busy, then completed",
         "    mail     500 ms   1.5 s                               ..xxxxxx  rejected: BadMail; a dead letter",
     ]
+    assert f"{text}\n\n{LEGEND_TEXT}\n" in (ROOT / "docs/stages-running.md").read_text()
 
 
 def test_text_is_never_wider_than_the_terminal_without_long_outcomes() -> None:
