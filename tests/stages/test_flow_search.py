@@ -81,6 +81,19 @@ def test_latest_flows_of_a_trace_that_many_have_are_found(tmp_path: Path, monkey
     assert all(each.runs == 2 for each in found.flows)
 
 
+def test_flow_that_was_left_out_does_not_come_again_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "FLOWS_MAX", 5)
+    recorder = Recorder()
+    record(recorder, "long", 0.0, "nightly")
+    for number in range(20):
+        record(recorder, f"f{number}", 1.0 + number, "nightly")
+    record(recorder, "long", 100.0, "nightly", process=1)
+    write_events(tmp_path, recorder.events)
+    found = find_flows([tmp_path], "nightly")
+    assert "long" not in [each.id for each in found.flows] and len(found.flows) == 5
+    assert found.omitted == 16
+
+
 def test_large_flow_is_found_whole_and_earlier_ones_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

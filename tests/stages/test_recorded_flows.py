@@ -47,6 +47,9 @@ def test_flow_begins_when_the_broker_accepted_its_first_message() -> None:
     recorder.end(recorder.start("m1", 10.0, accepted_ms=BEGINNING_US // 1000 + 4000), 11.0)
     assert only_flow(recorder).started_at == BEGINNING_US + 4_000_000
     assert only_flow(recorder).seconds == 7.0
+    # The clock of the broker is ahead of that of the process.
+    recorder.end(recorder.start("m2", 3.0, accepted_ms=BEGINNING_US // 1000 + 3500), 3.1)
+    assert only_flow(recorder).started_at == BEGINNING_US + 3_000_000
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ class FlowReader:
         self._running: dict[tuple[str, int], RecordedExecution] = {}
         """Executions without a recorded end, by process and number."""
         self._changed: dict[str, _KeptFlow] = {}
+        self._slow_seconds_min = 0.0
+        """Seconds of the fastest flow of the share `slow`, when one came last."""
         self._names: dict[str, str] = {}
 
     # ---- Reading ----
@@ -134,7 +136,7 @@ class FlowReader:
         else:
             event.flow, event.trace = kept.flow.id, kept.flow.trace
             execution = start_execution(event)
-            kept.flow.executions.append(execution)
+            kept.added.append(execution)
         self._running[event.process, event.number] = execution
         self._changed[event.flow] = kept
 
@@ -171,7 +173,8 @@ class FlowReader:
                     self._forget(kept)
 
     def _summarize(self, kept: _KeptFlow) -> None:
-        flow = flow_of(kept.flow.executions)
+        flow = flow_of([*kept.flow.executions, *kept.added])
+        kept.added = []
         flow.omitted = kept.flow.omitted
         if flow.runs > EXECUTIONS_MAX:
             self._omit(flow)
@@ -192,6 +195,8 @@ class FlowReader:
     def _keep_if_slow(self, kept: _KeptFlow) -> bool:
         """Keep an ended flow that is older than the latest, if it is one of the slowest."""
         slow = self._shares["slow"]
+        if len(slow.flows) >= SLOW_MAX and kept.flow.seconds <= self._slow_seconds_min:
+            return False
         slow.add(kept)
         while len(slow.flows) > SLOW_MAX or slow.bytes > slow.bytes_max:
             fastest = min(slow.flows.values(), key=lambda each: each.flow.seconds)
@@ -199,6 +204,7 @@ class FlowReader:
             if fastest is kept:
                 return False
             self._forget(fastest)
+        self._slow_seconds_min = min(each.flow.seconds for each in slow.flows.values())
         return True
 
     def _forget(self, kept: _KeptFlow) -> None:
@@ -209,10 +215,13 @@ class FlowReader:
 
 
 class _KeptFlow:
-    __slots__ = ("bytes", "flow", "share")
+    __slots__ = ("added", "bytes", "flow", "share")
 
     def __init__(self, flow: RecordedFlow) -> None:
         self.flow = flow
+        """The flow up to the last read; callers may still draw an older one."""
+        self.added: list[RecordedExecution] = []
+        """Executions that have started since."""
         self.bytes = 0
         self.share: _Share | None = None
 
