@@ -26,7 +26,10 @@ from tests.stages.recorded_events import (
 from truenext.flows import event_files, reader
 from truenext.flows.model import RecordedFlow, executions_of, flows_of
 from truenext.flows.reader import FlowReader
+from truenext.flows.search import find_flows
 from truenext.history.stage_files import FORMAT, stage_file
+
+RUN_EVENTS = "truenext stages run --events DIR"
 
 
 def read_all(flows: FlowReader) -> FlowReader:
@@ -159,7 +162,7 @@ def make_headless(folder: Path) -> None:
 
 
 def make_unreadable(folder: Path) -> None:
-    (folder / "p-000001.jsonl").mkdir()
+    os.mkfifo(folder / "p-000001.jsonl")
 
 
 def make_torn(folder: Path) -> None:
@@ -199,7 +202,7 @@ def make_gap(folder: Path) -> None:
         (make_older, "{path} has events of format 1, and this truenext reads 2: use the version that wrote it"),
         (make_first_format, "{path} has events of format 1, and this truenext reads 2: use the version that wrote it"),
         (make_headless, "{path} does not begin as a file of events, and is left out: was it cut or overwritten?"),
-        (make_unreadable, "{path} cannot be read: Is a directory"),
+        (make_unreadable, "{path} cannot be read: it is not a file"),
         (make_torn, "{path} ends in the middle of an event, which is left out: was its process killed?"),
         (make_damaged, "{path} has 2 lines that are not an event, and left out: was the file cut or overwritten?"),
         (make_long_line, "{path} has 4 lines that are not an event, and left out: was the file cut or overwritten?"),
@@ -219,6 +222,38 @@ def test_folder_or_file_with_a_fault_is_a_sentence_and_all_else_is_read(
     assert "order good" in traces(flows.latest(9))
     path = faulty / "p-000001.jsonl"
     assert flows.problems == [sentence.format(folder=faulty, path=path, process=PROCESSES[0])]
+
+
+def test_sentence_about_a_file_goes_with_the_file_or_once_its_last_event_is_complete(tmp_path: Path) -> None:
+    make_newer(tmp_path)
+    flows = read_all(FlowReader([tmp_path]))
+    assert "has events of format 3" in flows.problems[0]
+    (tmp_path / "p-000001.jsonl").unlink()
+    read_all(flows)
+    assert flows.problems == [f"no events of stages in {tmp_path}: a service writes them with {RUN_EVENTS}"]
+    make_torn(tmp_path)
+    read_all(flows)
+    assert [each.partition(" ends in the middle")[1] != "" for each in flows.problems] == [True]
+    with (tmp_path / "p-000001.jsonl").open("ab") as file:
+        file.write(b'ess":"p","number":1,"at":1}\n')
+    read_all(flows)
+    assert not flows.problems
+
+
+def test_file_of_a_process_that_has_shut_down_is_not_looked_at_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    record(recorder, "f1", 1.0)
+    closed = {"kind": "closed", "process": PROCESSES[0], "number": 3, "at": BEGINNING_US}
+    write_events(tmp_path, [*recorder.events, closed])
+    flows = read_all(FlowReader([tmp_path]))
+    assert not flows._files._files and len(flows) == 1
+
+
+def test_path_that_is_not_utf8_is_escaped_in_sentences(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    flows = read_all(FlowReader([folder]))
+    for problems in (flows.problems, find_flows([folder], "order 7").problems):
+        assert [rf"{tmp_path}/\udcff does not exist" in each for each in problems] == [True]
 
 
 def test_folder_that_appears_later_is_read(tmp_path: Path) -> None:

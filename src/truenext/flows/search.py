@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from truenext.flows.event_files import incomplete, list_files, problem_of_start, read_start, unreadable
+from truenext.flows.event_files import (
+    escape_paths,
+    incomplete,
+    list_files,
+    problem_of_start,
+    process_of,
+    read_start,
+    unreadable,
+)
 from truenext.flows.events import OUTCOMES, STARTED, TRACE_MAX, EventLine, decode_line
 from truenext.flows.model import RecordedExecution, RecordedFlow, continue_execution, flows_of, start_execution
 
@@ -53,7 +61,7 @@ def find_flows(folders: Sequence[Path], text: str) -> FoundFlows:
                 search.scan(block)
         search.end_process()
     search.omit_earliest()
-    return FoundFlows(flows_of(search.executions()), search.omitted, problems)
+    return FoundFlows(flows_of(search.executions()), search.omitted, list(map(escape_paths, problems)))
 
 
 def similar_traces(folders: Sequence[Path], text: str) -> list[str]:
@@ -184,7 +192,7 @@ def _paths_by_process(folders: Sequence[Path], problems: list[str]) -> Iterator[
         if problem:
             problems.append(problem)
         for entry in entries:
-            found.setdefault(entry.name.rpartition("-")[0], {}).setdefault(entry.name, Path(entry.path))
+            found.setdefault(process_of(entry.name), {}).setdefault(entry.name, Path(entry.path))
     for _, files in sorted(found.items()):
         yield [path for _, path in sorted(files.items())]
 
