@@ -81,6 +81,21 @@ def test_lines_have_waits_works_outcomes_and_bars() -> None:
     )
 
 
+def test_messages_are_below_the_one_whose_stage_sent_them() -> None:
+    recorder = Recorder()
+    # The children of two parents start in turns.
+    for at, (message, parent) in enumerate((("a", ""), ("b", "a"), ("c", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b"))):
+        recorder.end(recorder.start(message, at, parent=parent), at + 0.5)
+    # Its parent's file is deleted, and a foreign program has made a circle.
+    for at, (message, parent) in enumerate((("d", "gone"), ("x", "y"), ("y", "x"), ("z", "z")), 10):
+        recorder.start(message, at, parent=parent)
+    lines = waterfall_lines(drawn_flow(recorder))
+    assert [f"{each.depth} {each.message}" for each in lines] == [
+        *("0 a", "1 b", "2 b1", "2 b2", "1 c", "2 c1"),
+        *("0 d", "0 x", "1 y", "0 z"),
+    ]
+
+
 def test_every_outcome_has_a_bar() -> None:
     assert OUTCOMES | {"interrupted", "not ended"} == BAR_KINDS.keys()
 
