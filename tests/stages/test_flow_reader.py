@@ -76,21 +76,30 @@ def test_flows_that_a_stage_has_started_are_found_by_the_trace_before_theirs(tmp
     assert [each.id for each in read_all(FlowReader([tmp_path])).find("order 7")] == ["f4", "f2", "f1"]
 
 
-def test_flows_of_random_events_read_piece_by_piece_are_those_of_all_events(tmp_path: Path) -> None:
-    random = Random(3)
-    events = [each for each in random_events(random, 60) if each["kind"] != "SQL committed"]
-    events.sort(key=lambda each: (each["process"], each["number"]))
-    flows = FlowReader([tmp_path])
-    cut = len(events) // 3
-    for number, some in enumerate((events[:cut], events[cut : 2 * cut], events[2 * cut :]), 1):
-        # Files grow while they are read, and new ones come.
-        write_events(tmp_path, some[: len(some) // 2], number=number)
-        flows.read(1000)
-        write_events(tmp_path, some[len(some) // 2 :], number=number)
-        flows.read(1000)
+def test_flows_of_random_events_read_piece_by_piece_are_those_of_all_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files grow and are followed by others while they are read. Clocks of processes go back at times."""
+    seed = Random().randrange(1 << 30)
+    random = Random(seed)
+    monkeypatch.setattr(event_files, "CHUNK_BYTES", random.choice((700, 5000, 1 << 17)))
+    events = sorted(random_events(random, 30), key=lambda each: (each["process"], each["number"]))
+    folders = (tmp_path / "one", tmp_path / "two")
+    flows = FlowReader(folders)
+    file_numbers = dict.fromkeys(PROCESSES, 1)
+    position = 0
+    while position < len(events):
+        some = events[position : position + random.randrange(1, 200)]
+        position += len(some)
+        for process in sorted({each["process"] for each in some}):
+            file_numbers[process] += random.random() < 0.3
+            number = file_numbers[process]
+            write_events(folders[number % 2], (each for each in some if each["process"] == process), number=number)
+        if random.random() < 0.5:
+            flows.read(random.randrange(1, 5000))
     read_all(flows)
     expected = flows_of(executions_of(decoded(events)))
-    assert sorted(flows.latest(100), key=lambda flow: (flow.started_at, flow.id)) == expected
+    assert sorted(flows.latest(100), key=lambda flow: (flow.started_at, flow.id)) == expected, seed
 
 
 def test_ends_of_flows_are_read_as_the_file_grows(tmp_path: Path) -> None:
