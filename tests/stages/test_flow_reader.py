@@ -24,6 +24,7 @@ from tests.stages.recorded_events import (
     write_events,
 )
 from truenext.flows import event_files, reader
+from truenext.flows.drawing import to_html, to_text
 from truenext.flows.model import RecordedFlow, executions_of, flows_of
 from truenext.flows.reader import FlowReader
 from truenext.flows.search import find_flows
@@ -272,6 +273,21 @@ def test_folder_that_appears_later_is_read(tmp_path: Path) -> None:
     record(recorder, "f1", 1.0)
     write_events(tmp_path / "later", recorder.events)
     assert flows.read() and not flows.problems
+
+
+def test_damaged_files_stop_nothing(tmp_path: Path) -> None:
+    seed = Random().randrange(1 << 30)
+    random = Random(seed)
+    events = sorted(random_events(random, 8), key=lambda each: (each["process"], each["number"]))
+    for path in write_events(tmp_path, events):
+        content = bytearray(path.read_bytes())
+        for _ in range(random.choice((1, 10, 500))):
+            at = random.randrange(len(content))
+            content[at : at + random.randrange(3)] = random.choice((b"\n", b'"', b"\x00", b"9" * 400, b"\xff", b"{}"))
+        path.write_bytes(content)
+    flows = read_all(FlowReader([tmp_path]))
+    found = find_flows([tmp_path], random.choice(events).get("trace", "")).flows
+    assert all(to_text(each) and to_html(each) for each in (*flows.latest(100), *found)), seed
 
 
 def test_file_that_became_shorter_is_a_sentence_and_its_new_events_are_read(tmp_path: Path) -> None:
