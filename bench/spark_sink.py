@@ -25,12 +25,12 @@ from pyspark.sql.types import StructType
 from bench.brokers import Truenext
 from bench.options import positive
 from truenext import blocking
+from truenext.model.spark_queues import SinkQueues
 from truenext.model.url import parse_url
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.session import start
-from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.draft import write_drafts
 from truenext.spark.sink.driver import commit_batch
 from truenext.spark.sink.rows import bundles, encode_rows

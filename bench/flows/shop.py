@@ -18,9 +18,9 @@ import msgspec
 from bench.client.work import Done, Stopwatch
 from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
+from truenext.flows.envelope import decode_envelope
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.definitions import StatefulEndpoint
-from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.flow import FlowSource
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output, OutputMessage

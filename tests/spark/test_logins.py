@@ -14,11 +14,11 @@ from truenext.cli.connection import LOGIN_HINT
 from truenext.cli.main import main
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, Refused
+from truenext.model.spark_queues import SinkQueues
 from truenext.model.url import parse_url
 from truenext.spark.broker import connection
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.datasource import BrowsingReader, QueueStreamReader, QueueStreamWriter, QueueWriter
-from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.draft import WrittenDrafts
 from truenext.spark.sink.options import SinkOptions
 from truenext.spark.sink.options import parse_options as parse_sink_options

@@ -267,12 +267,12 @@ def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: i
 def test_a_flow_has_a_line_for_each_message_with_what_it_waited_and_what_was_worked() -> None:
     drawn = waterfalls.waterfalls_html(pandas.DataFrame(runs_of("f", messages=4)))
     assert 'order 7 <span class="note">4 s · 4 messages</span>' in drawn
-    rows = re.findall(r"<tr><td style=.*?</tr>", drawn)
+    rows = re.findall(r"<tr><td class=.*?</tr>", drawn)
     assert len(rows) == 4
-    assert [re.findall(r"padding-left:([0-9.]+)", row)[0] for row in rows] == ["0.7", "1.6", "2.5", "3.4"]
+    assert [re.findall(r'<td class="depth-(.)"', row)[0] for row in rows] == ["0", "1", "2", "3"]
     assert '<td class="number">250 ms</td><td class="number">500 ms</td><td>completed</td>' in rows[1]
-    assert '<i class="waited" style="left:25.00%;width:12.50%">' in rows[1]
-    assert '<i class="completed" style="left:37.50%;width:12.50%">' in rows[1]
+    assert '<rect class="waited" x="250.0" width="125.0" height="10"/>' in rows[1]
+    assert '<rect class="completed" x="375.0" width="125.0" height="10"/>' in rows[1]
 
 
 def test_runs_of_one_message_are_on_one_line_and_say_what_became_of_them() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from truenext.stage.core.retry import GiveUpReason
+from truenext.flows.events import ExecutionOutcome, GiveUpReason
 from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.interceptors.chain import InterceptorChain
-from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, MessageToSend
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, MessageToSend
 
 FACTS: dict[str, Any] = {"message_id": "m1", "flow_id": "f1", "trace": "order 7", "size": 10}
 

@@ -26,11 +26,11 @@ from truenext.cli.stages import cron as command
 from truenext.cli.stages.cron import apply_crons, list_present
 from truenext.cli.stages.run import _warn_of_other_crons
 from truenext.client.tasks.connection import connect as connect_async
+from truenext.flows import envelope
+from truenext.flows.message_ids import occurrence_id
 from truenext.stage import Flow, Service, worker
-from truenext.stage.core import envelope
 from truenext.stage.core.cron import CronFlow, are_equal
 from truenext.stage.core.errors import DefinitionError, FlowError
-from truenext.stage.core.names import occurrence_id
 from truenext.stage.service_run import RunResources, ServiceRun
 from truenext.testing.stages import Stages
 

@@ -19,9 +19,9 @@ from tests.stages.flows import PATIENCE_S, Memo, Number, Text, run, until
 from tests.unit.mutation import mutated
 from truenext import testing
 from truenext.client.tasks.connection import connect
+from truenext.flows.envelope import decode_envelope
 from truenext.stage import Flow, FlowError, Service
 from truenext.stage.core import outbox_unit
-from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.outbox_unit import (
     Delay,
     EncodedMessage,

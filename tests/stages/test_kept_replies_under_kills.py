@@ -31,8 +31,8 @@ from tests.stages.services.failing import KINDS, Tick
 from tests.stages.test_failing_flows import LAST_HANDLER, PATHS
 from truenext import blocking
 from truenext.cli.stages.cron import list_present
+from truenext.flows.message_ids import occurrence_id
 from truenext.stage import Service
-from truenext.stage.core.names import occurrence_id
 from truenext.stage.sql import apply_schema
 
 SERVICE = "tests.stages.services.failing:app"

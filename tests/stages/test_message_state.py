@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
+from truenext.flows.events import ExecutionOutcome
 from truenext.stage import message_state
 from truenext.stage.interceptors.chain import InterceptorChain
-from truenext.stage.interceptors.interceptor import ExecutionOutcome
 from truenext.stage.message_life import MessageLife
 from truenext.stage.message_state import TRANSITIONS, MessageState
 

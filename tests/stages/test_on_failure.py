@@ -17,8 +17,8 @@ import truenext
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.cli.main import main
 from truenext.clock import monotonic
+from truenext.flows.envelope import decode_envelope
 from truenext.stage import DefinitionError, Failure, Flow, FlowFailed, NotDecoded, Reject, Service
-from truenext.stage.core.envelope import decode_envelope
 from truenext.testing.stages import DeadLetter, Stages
 
 AT_ONCE_S = 5.0

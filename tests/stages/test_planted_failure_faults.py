@@ -13,8 +13,9 @@ from tests.stages import flows, test_kept_replies
 from tests.stages import test_on_failure as tests
 from tests.unit.mutation import mutated
 from truenext.errors import TruenextError
+from truenext.flows import envelope
 from truenext.stage import kept_replies, replies_stage
-from truenext.stage.core import envelope, failed_request, flow_start
+from truenext.stage.core import failed_request, flow_start
 from truenext.stage.core.definitions import LocalEndpoint
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.initiation import Initiation

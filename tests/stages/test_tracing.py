@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.stages.executions import ending, execution, send
-from truenext.stage.interceptors.interceptor import ExecutionOutcome
+from truenext.flows.events import ExecutionOutcome
 from truenext.stage.interceptors.tracing import Tracing
 
 

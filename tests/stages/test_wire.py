@@ -8,8 +8,8 @@ import pytest
 
 import truenext
 from tests.stages.flows import Memo, Number, run, until
+from truenext.flows.envelope import decode_envelope
 from truenext.stage import Flow, NotDecoded, Service
-from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.interceptors.interceptor import Execution, Interceptor, MessageToSend
 from truenext.testing.contents import WaitingMessage
 from truenext.testing.stages import Stages

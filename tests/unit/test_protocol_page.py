@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import fields
 
-from truenext.stage.core.envelope import Envelope, FlowContext
+from truenext.flows.envelope import Envelope, FlowContext
 from truenext.wire.stomp.headers import OWN_PREFIX
 
 ROOT = Path(__file__).parents[2]

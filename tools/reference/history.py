@@ -1,4 +1,4 @@
-"""Page of the history, docs/reference/history.md, from model/events.py, history/schema.py and stage/events.py."""
+"""Page of the history, docs/reference/history.md, from model/events.py, history/schema.py and flows/events.py."""
 
 import inspect
 import re
@@ -10,10 +10,9 @@ from msgspec.structs import fields
 from tools.reference.json_types import field_docs, in_json
 from tools.reference.markdown import code, joined, table, wrapped
 from tools.reference.members import members_of, text_below
+from truenext.flows import events as stage_events
 from truenext.history import schema
 from truenext.model.events import GAP_EVENTS, HISTORY_VERSION, EventKind
-from truenext.stage import events as stage_events
-from truenext.stage.interceptors import interceptor
 
 _HEAD = f"""\
 # Reference of the history
@@ -199,8 +198,8 @@ texts that apply."""
 STAGE_TABLES: dict[str, str] = {
     "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
     "stage_runs": "execution of a stage: its stage and message, its outcome, the times at which the broker accepted "
-    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). `process` and "
-    "`execution` are those of its events",
+    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). "
+    "`process`, `execution` and `given_up_for` are those of its events",
     "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
     "and executions took: p50, p99, max",
     "stage_findings": "finding",
@@ -269,7 +268,7 @@ def _stage_kinds() -> dict[str, str]:
 
 def _outcomes() -> dict[str, str]:
     """Return the meanings of outcomes from the table in the text below ExecutionOutcome."""
-    rows = re.findall(r"^    (\S+(?: \S+)*)  +(\S.*)$", text_below(interceptor, "ExecutionOutcome"), re.MULTILINE)
+    rows = re.findall(r"^    (\S+(?: \S+)*)  +(\S.*)$", text_below(stage_events, "ExecutionOutcome"), re.MULTILINE)
     return {outcome: f"{text[:1].upper()}{text[1:]}." for outcome, text in rows}
 
 

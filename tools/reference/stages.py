@@ -17,6 +17,8 @@ from tools.reference.members import (
     table_of,
     text_below,
 )
+from truenext.flows import events
+from truenext.flows.envelope import NotDecoded
 from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage import (
     Depends,
@@ -31,16 +33,8 @@ from truenext.stage import (
     StageOptions,
     Topic,
 )
-from truenext.stage.core import retry
 from truenext.stage.core.definitions import StatefulEndpoint, StatelessEndpoint
-from truenext.stage.core.errors import (
-    BaseExceptionRaised,
-    DefinitionError,
-    FlowError,
-    NoAttemptsLeft,
-    NotDecoded,
-    Reject,
-)
+from truenext.stage.core.errors import BaseExceptionRaised, DefinitionError, FlowError, NoAttemptsLeft, Reject
 from truenext.stage.definition import Definition
 from truenext.stage.interceptors import interceptor
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, MessageToSend
@@ -170,12 +164,13 @@ def _interceptors() -> Iterator[str]:
         yield f"### {cls.__name__}"
         yield from _class_text(cls)
     yield "### ExecutionOutcome"
-    yield from paragraphs(text_below(interceptor, "ExecutionOutcome"))
+    yield "It is in `truenext.flows.events`."
+    yield from paragraphs(text_below(events, "ExecutionOutcome"))
     yield "### PoolName"
     yield from paragraphs(text_below(interceptor, "PoolName"))
     yield "### GiveUpReason"
-    yield "It is in `truenext.stage.core.retry`."
-    yield from paragraphs(text_below(retry, "GiveUpReason"))
+    yield "It is in `truenext.flows.events`."
+    yield from paragraphs(text_below(events, "GiveUpReason"))
     yield "## Ready interceptors"
     yield "### LogFields and StageFields"
     yield "Both are in `truenext.stage.interceptors.log`."

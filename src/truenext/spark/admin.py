@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import QueryStatus, SinkStatus, mark_queue
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import purge
-from truenext.spark.sink.admin import SinkStatus, close_sink, forget_sink, list_sinks, sinks_of
+from truenext.spark.sink.admin import close_sink, forget_sink, list_sinks, sinks_of
 from truenext.spark.sink.admin import publish_decision as publish_decision
-from truenext.spark.source.admin import QueryStatus, close_source, list_queries, outputs_of, return_rows
+from truenext.spark.source.admin import close_source, list_queries, outputs_of, return_rows
 from truenext.spark.source.admin import reject as reject
-from truenext.spark.source.offset import mark_queue
 
 BEGINNING_LENGTH_MIN = 6
 """Minimum number of leading characters of an id that an operator must give. With fewer, a typing error could name

@@ -32,9 +32,9 @@ from pyspark.sql.types import StructType
 
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError
+from truenext.model.spark_queues import SinkQueues
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.draft import WrittenDrafts, write_drafts
 from truenext.spark.sink.driver import commit_batch, with_broker
 from truenext.spark.sink.options import SinkOptions

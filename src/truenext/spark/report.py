@@ -78,7 +78,7 @@ def write_comparison(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
-<style>{content.joinpath("page.css").read_text()}</style>
+<style>{content.joinpath("page.css").read_text()}{files("truenext.flows").joinpath("waterfall.css").read_text()}</style>
 </head>
 <body>
 <main>

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from truenext.clock import time_ns
-from truenext.stage.core.names import RANDOM_BYTES, first_id
+from truenext.flows.message_ids import RANDOM_BYTES, first_id
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
 from truenext.stage.queue_policies import QueuePolicies
 

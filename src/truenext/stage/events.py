@@ -20,10 +20,19 @@ import msgspec
 from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
+from truenext.flows.envelope import Envelope
+from truenext.flows.events import (
+    TRACE_MAX,
+    ExecutionEnded,
+    ExecutionStarted,
+    FileOpened,
+    ProcessClosed,
+    SqlCommitted,
+    StageEvent,
+)
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
 from truenext.stage.core.definitions import Stage
-from truenext.stage.core.envelope import Envelope
-from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
+from truenext.stage.interceptors.interceptor import ExecutionResult
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -34,84 +43,8 @@ GATHER_S = 0.05
 """Seconds from the first unwritten event until the next write. Events of this time are written together."""
 RETRY_S = 5.0
 """Seconds between attempts to write to a disk that fails."""
-TRACE_MAX = 200
-"""Largest number of characters of a flow's human-readable name, its trace, that are recorded."""
 _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
-
-
-class StageEvent(msgspec.Struct):
-    process: str
-    """Id of the process: the time at which the process began to record, and random digits."""
-    number: int
-    """Number of the event within its process, from 1 on; an `opened` event has 0. A missing number is a lost event."""
-    at: int
-    """Time of the event in microseconds since the epoch, by the clock of the process."""
-
-
-class FileOpened(StageEvent, tag_field="kind", tag="opened"):
-    """Beginning of a file: the first event of each file."""
-
-    format: int
-    """Version of the format of the events."""
-    service: str
-    """Name of the service."""
-    instance: str
-    """Service, host and process id, for people."""
-
-
-class ExecutionStarted(StageEvent, tag_field="kind", tag="started", omit_defaults=True):
-    """Start of an execution: a stage has received a message."""
-
-    stage: str
-    """Queue of the stage, which is its name."""
-    message: str
-    """Id of the message."""
-    flow: str
-    """Id of the flow."""
-    trace: str
-    """Human-readable name of the flow: its first 200 characters."""
-    sender: str
-    """Service that sent the message and, after a blank, its stage."""
-    attempt: int
-    """Number of the attempt: 1 plus the failures that count against the message."""
-    deliveries: int
-    """Number of dispatches of the message, this one included."""
-    parent: str = ""
-    """Id of the message whose stage sent this message; missing if no stage sent it."""
-    queue: str | None = None
-    """Queue of the message in the broker's history; missing if the message was published to a topic."""
-    sequence: int | None = None
-    """Sequence of the message in the broker's history; missing if the message was published to a topic."""
-    exactly_once: bool = False
-    """True if the stage has exactly-once processing, else missing."""
-
-
-class SqlCommitted(StageEvent, tag_field="kind", tag="SQL committed"):
-    """Commit of SQL: the database has confirmed the commit. The message is not acknowledged yet."""
-
-    execution: int
-    """Field `number` of the execution's `started` event."""
-
-
-class ExecutionEnded(StageEvent, omit_defaults=True):
-    """End of an execution: its outcome is known."""
-
-    kind: ExecutionOutcome
-    execution: int
-    total_us: int
-    """Microseconds from the arrival of the message in the service until its outcome was known."""
-    run_us: int | None = None
-    """Microseconds from the arrival of the message until the stage and its dependencies had ended; `total_us` if the
-    stage did not return."""
-    commit_us: int | None = None
-    """Microseconds from the stage's return until the broker confirmed the commit; missing if nothing was committed."""
-    error: str | None = None
-    """Class of the exception that caused the outcome; missing if there was no exception."""
-
-
-class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
-    """End of a process: it has shut down normally, and records nothing more."""
 
 
 class StageEvents:
@@ -172,6 +105,7 @@ class StageEvents:
                 # A published message is in a queue of its connection, which the broker's history does not have.
                 queue=destination[len(_QUEUE) :] if is_queue else None,
                 sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
+                accepted_ms=message.timestamp_ms or None,
                 exactly_once=bool(stage.settings.exactly_once),
             )
         )
@@ -195,6 +129,7 @@ class StageEvents:
                 run_us=_in_us(result.run),
                 commit_us=_in_us(result.commit),
                 error=None if error is None else type(error).__qualname__,
+                given_up_for=result.given_up_for,
             )
         )
 

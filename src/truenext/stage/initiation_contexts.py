@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import LocalProtocolError
+from truenext.flows.message_ids import key_id
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.stage.broker_transaction import encode_messages, transaction_count, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
-from truenext.stage.core.names import key_id, replies_queue
+from truenext.stage.core.names import replies_queue
 from truenext.stage.core.outbox_unit import Delay, InitiationKey, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from truenext.errors import ClosedError, TruenextError
+from truenext.flows.envelope import NotDecoded, decode_envelope
 from truenext.stage.core.definitions import Endpoint
-from truenext.stage.core.envelope import decode_envelope
-from truenext.stage.core.errors import FlowError, FlowFailed, NotDecoded
+from truenext.stage.core.errors import FlowError, FlowFailed
 from truenext.stage.core.failure import Failure
 from truenext.stage.core.names import kept_topic
 from truenext.stage.sql.errors import OutboxBusy

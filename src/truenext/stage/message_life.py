@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic, time_ns
+from truenext.flows.envelope import Envelope
+from truenext.flows.events import ExecutionOutcome, GiveUpReason
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.definitions import Stage
-from truenext.stage.core.envelope import Envelope
-from truenext.stage.core.retry import GiveUpReason
-from truenext.stage.interceptors.interceptor import Execution, ExecutionOutcome, ExecutionResult, PoolName
+from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, PoolName
 from truenext.stage.interceptors.metrics import StageCounters
 from truenext.stage.message_state import (
     COMMITTED,

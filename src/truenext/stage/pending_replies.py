@@ -16,10 +16,10 @@ import msgspec
 
 from truenext.client.tasks.connection import Connection, Message
 from truenext.errors import ClosedError, TruenextError
+from truenext.flows.envelope import NotDecoded, decode_envelope
 from truenext.stage.core.codec import Codec
 from truenext.stage.core.definitions import Endpoint, Topic
-from truenext.stage.core.envelope import decode_envelope
-from truenext.stage.core.errors import FlowError, FlowFailed, NotDecoded
+from truenext.stage.core.errors import FlowError, FlowFailed
 from truenext.stage.core.failure import FAILURE, REPORT, failure_of
 from truenext.stage.core.flow_start import check_endpoint
 

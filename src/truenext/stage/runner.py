@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from truenext.client.tasks.connection import Message
+    from truenext.flows.envelope import Envelope
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.envelope import Envelope
     from truenext.stage.core.output import Output
     from truenext.stage.message_life import MessageLife
     from truenext.stage.pool import PriorityPool

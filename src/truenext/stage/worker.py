@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
+from truenext.flows.envelope import Envelope, as_occurrence, decode_envelope
+from truenext.flows.message_ids import inbox_id
 from truenext.model.failure_headers import ON_FAILURE, stored_handlers
 from truenext.stage.broker_transaction import (
     BrokerUnavailable,
@@ -37,11 +39,9 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.core.envelope import Envelope, as_occurrence, decode_envelope
 from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failed_request import failed_request, reported_failure
 from truenext.stage.core.failure import FAILURE, REPORT, cause_of, describe_error, is_text_too_long
-from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.core.retry import EXHAUSTED

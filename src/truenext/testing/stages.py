@@ -23,11 +23,10 @@ import msgspec
 from truenext.client.tasks.connection import Connection, connect
 from truenext.client.tasks.driver import check_clock_runs
 from truenext.errors import ConnectionLost, Refused
+from truenext.flows.envelope import NotDecoded, decode_envelope
 from truenext.model.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.model.schedule import FOR_EVER
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
-from truenext.stage.core.envelope import decode_envelope
-from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.failure import failure_of
 from truenext.stage.service import Service
 from truenext.stage.service_run import RunResources, ServiceRun

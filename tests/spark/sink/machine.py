@@ -23,10 +23,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 from tests.spark.sink.oracle import PARTITIONS_MAX, Attempt, Disagreement, Oracle
 from tests.spark.sink.processes import QUERY, Connection, Process, World
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import SinkQueues
 from truenext.model.url import parse_url
 from truenext.spark.datasource import QueueStreamWriter
 from truenext.spark.sink import admin, rows
-from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.driver import OutdatedBatch
 from truenext.spark.sink.options import parse_options
 from truenext.spark.sink.publish import HeldByAnother

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from truenext.spark.sink.decision import SinkQueues
+from truenext.model.spark_queues import SinkQueues
 from truenext.testing import BlockingBroker
 
 OUTPUTS = ("out", "other")

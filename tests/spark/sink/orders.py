@@ -20,11 +20,11 @@ from tests.spark.sink.oracle import Attempt, Disagreement, Oracle
 from tests.spark.sink.processes import QUERY, Connection, Process, World
 from tests.spark.sink.small_write import bundles_of
 from truenext.errors import ConnectionLost
+from truenext.model.spark_queues import SinkQueues
 from truenext.model.url import parse_url
 from truenext.spark.broker.patience import Patience
 from truenext.spark.datasource import QueueStreamWriter
 from truenext.spark.sink import admin
-from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.draft import WrittenDrafts, write_drafts
 from truenext.spark.sink.driver import OutdatedBatch
 from truenext.spark.sink.options import parse_options

@@ -7,10 +7,11 @@ from functools import partial
 
 import pyarrow as pa
 
+from truenext.model.spark_queues import Decision, Draft, SinkQueues
 from truenext.model.url import parse_url
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import Decision, Draft, SinkQueues, read_decision
+from truenext.spark.sink.decision import read_decision
 from truenext.spark.sink.draft import write_drafts
 from truenext.spark.sink.driver import commit_batch
 from truenext.spark.sink.rows import SinkBundle, bundles, encode_rows

@@ -18,10 +18,11 @@ from tests.spark.sink.small_write import (
 )
 from tests.spark.source.small_query import SmallQuery, send
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import Decision, Draft, SinkQueues, SinkStatus
 from truenext.spark.admin import abandon, find, find_sink, find_source, forget
 from truenext.spark.datasource import QueueStreamReader
-from truenext.spark.sink.admin import SinkStatus, close_sink, list_sinks, publish_decision
-from truenext.spark.sink.decision import Decision, Draft, SinkQueues, decide
+from truenext.spark.sink.admin import close_sink, list_sinks, publish_decision
+from truenext.spark.sink.decision import decide
 from truenext.spark.sink.driver import OutdatedBatch
 from truenext.spark.source import driver
 from truenext.testing import BlockingBroker

@@ -21,12 +21,12 @@ from tests.spark.sink.small_write import (
     write_batch,
 )
 from truenext.errors import ConnectionLost, TruenextError
+from truenext.model.spark_queues import CLOSED_BATCH, Decision, SinkQueues
 from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import driver, publish
 from truenext.spark.sink.admin import close_sink
-from truenext.spark.sink.decision import Decision, SinkQueues, decide
+from truenext.spark.sink.decision import decide
 from truenext.spark.sink.draft import write_drafts
 from truenext.spark.sink.driver import OutdatedBatch, commit_batch
 from truenext.spark.sink.publish import HeldByAnother

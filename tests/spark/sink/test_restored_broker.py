@@ -19,11 +19,12 @@ from tests.spark.sink.small_write import (
     last_decision,
     write_batch,
 )
+from truenext.model.spark_queues import Decision, SinkQueues
 from truenext.spark.broker.latest import replace_latest
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import decision
 from truenext.spark.sink.admin import close_sink
-from truenext.spark.sink.decision import Decision, SinkQueues, decide
+from truenext.spark.sink.decision import decide
 from truenext.spark.sink.driver import OutdatedBatch, commit_batch
 from truenext.testing import BlockingBroker
 

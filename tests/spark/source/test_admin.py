@@ -10,10 +10,11 @@ import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connect, send
 from truenext.errors import ConnectionLost, TruenextError
+from truenext.model.spark_queues import QueryStatus
 from truenext.spark.admin import abandon, find_source
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.source import admin
-from truenext.spark.source.admin import QueryStatus, list_queries, reject
+from truenext.spark.source.admin import list_queries, reject
 from truenext.spark.source.mark import close_mark
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker

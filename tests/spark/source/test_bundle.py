@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from tests.spark.source.small_query import SmallQuery, client, send
 from truenext.errors import RemoteProtocolError
+from truenext.model.spark_queues import BundleHead, BundleOrigin, bundle_headers, parse_bundle_head
 from truenext.spark.source.bundle import (
     ARROW_SCHEMA,
     BUNDLE_BYTES,
-    BundleHead,
-    BundleOrigin,
     BundleRows,
     TooLargeForBundle,
-    bundle_headers,
     decode_bundle,
     encode_bundle,
-    parse_bundle_head,
     record_batch,
     row_of,
 )

@@ -11,7 +11,7 @@ from tests.kept.unpacked import each_archive, running_broker, unpack
 from tests.spark.sink import small_write
 from tests.spark.source.small_query import SmallQuery
 from truenext import blocking
-from truenext.spark.sink.decision import Decision
+from truenext.model.spark_queues import Decision
 
 
 @pytest.fixture

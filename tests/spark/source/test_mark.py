@@ -3,7 +3,8 @@
 import pytest
 
 from tests.spark.source.small_query import client, connect, send
-from truenext.spark.broker.latest import CLOSED_BATCH, purge
+from truenext.model.spark_queues import CLOSED_BATCH
+from truenext.spark.broker.latest import purge
 from truenext.spark.source.mark import close_mark, mark_producer, read_mark, replace_mark
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker

@@ -28,8 +28,8 @@ from tests.stages.outbox.shop import ATTEMPTS, BROKEN, QUEUES, SENT_BY_PROGRAM, 
 from tests.stages.outbox.virtual_time import VirtualTime, run_in
 from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
+from truenext.flows.envelope import decode_envelope
 from truenext.stage import FlowError
-from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
 from truenext.stage.sql.errors import CommitInDoubt, DatabaseUnavailable

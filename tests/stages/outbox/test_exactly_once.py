@@ -26,8 +26,8 @@ from truenext.cli.main import main
 from truenext.client.tasks.connection import Session as ClientSession
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost, RolledBack
+from truenext.flows.envelope import decode_envelope, encode_envelope
 from truenext.stage import Endpoint, Flow, Service
-from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxProducer, OutboxUnit
 from truenext.stage.core.output import Output

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from truenext.errors import ConfigurationError
-from truenext.stage.core.names import inbox_id
+from truenext.flows.message_ids import inbox_id
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxProducer, OutboxUnit
 from truenext.stage.outbox.counters import ExactlyOnceCounters
 from truenext.stage.outbox.exactly_once import BorrowedProducer

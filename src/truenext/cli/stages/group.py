@@ -8,6 +8,7 @@ COMMAND_MODULES = {
     "check": "stages.check",
     "cron": "stages.cron",
     "describe": "stages.describe",
+    "flow": "stages.flow",
     "grants": "stages.grants",
     "outbox": "stages.outbox",
     "ps": "stages.ps",

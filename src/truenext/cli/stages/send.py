@@ -21,8 +21,8 @@ from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.values import TEXT, BodyParam, DelayParam, TimeParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError, TruenextError
+from truenext.flows.envelope import NotDecoded
 from truenext.stage.core.definitions import Endpoint
-from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.service import TIMEOUT_S, Service
 from truenext.stage.service_run import RunResources, ServiceRun

@@ -10,14 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from truenext.errors import Code, Refused
+from truenext.model.spark_queues import Latest, parse_latest
 from truenext.spark.broker.connection import BrokerConnection
-
-Latest = dict[str, Any]
-"""Content of the message that records a query's progress. One of its fields is always `batch`, the number of a batch of
-the query; this number never falls."""
-
-CLOSED_BATCH = (1 << 43) - 1
-"""Number of the batch of an abandoned query. It is higher than the number of any real batch."""
 
 _PULL_MAX = 100
 """Largest number of messages that one call reads. The queue never holds as many."""
@@ -29,8 +23,7 @@ def read_latest(broker: BrokerConnection, queue: str) -> Latest | None:
 
     Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
     """
-    found = (json.loads(frame.body) for frame in broker.browse(f"/queue/{queue}"))
-    return max(found, key=lambda latest: latest["batch"], default=None)
+    return parse_latest(frame.body for frame in broker.browse(f"/queue/{queue}"))
 
 
 def replace_latest(
@@ -71,23 +64,6 @@ def replace_latest(
     # Pulled messages that were not acknowledged return.
     broker.post("UNSUBSCRIBE", {"id": "latest"})
     return is_replaced
-
-
-def queues_by_query(broker: BrokerConnection, prefix: str) -> dict[tuple[str, str], list[str]]:
-    """Return for each query, by its space and id, its queues `prefix`SPACE.ID.PARTITION that have messages. The list is
-    empty if only the queue `prefix`SPACE.ID exists.
-
-    Raises: Refused if the broker refuses a request; ConnectionLost if the connection is lost
-    """
-    found: dict[tuple[str, str], list[str]] = {}
-    for queue in broker.ask("queues"):
-        name = queue["name"]
-        words = name.removeprefix(prefix).split(".")
-        if name.startswith(prefix) and len(words) in (2, 3):
-            of_query = found.setdefault((words[0], words[1]), [])
-            if len(words) == 3 and queue["waiting"]:
-                of_query.append(name)
-    return dict(sorted(found.items()))
 
 
 def purge(broker: BrokerConnection, queue: str, selector: str | None = None) -> int:

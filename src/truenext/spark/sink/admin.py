@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import CLOSED_BATCH, SINK_PREFIX, Decision, SinkQueues, SinkStatus, queues_by_query
 from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH, purge, queues_by_query
+from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import QUEUES_PREFIX, Decision, SinkQueues, read_decision
+from truenext.spark.sink.decision import read_decision
 from truenext.spark.sink.driver import decide_next, drop_drafts, finish_decision
 
 _IMPATIENT = Patience(0)
-
-
-@dataclass
-class SinkStatus:
-    """Decision and drafts of one sink, which belongs to a query or to a batch write."""
-
-    queues: SinkQueues
-    decision: Decision | None = None
-    rows: int = 0
-    """Number of rows that are decided, and not published yet."""
-    bytes: int = 0
-    """Bytes of all drafts, whether or not they are decided."""
-    since_ms: int = 0
-    """Time at which the first draft was sent, in milliseconds since the epoch; 0 if there are no drafts."""
-    draft_queues: list[str] = field(default_factory=list)
 
 
 def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
@@ -36,19 +20,13 @@ def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
     """
     sinks = [
         SinkStatus(SinkQueues(*key), draft_queues=names)
-        for key, names in queues_by_query(broker, QUEUES_PREFIX).items()
+        for key, names in queues_by_query(broker.ask("queues"), SINK_PREFIX).items()
     ]
     for status in sinks:
         status.decision = read_decision(broker, status.queues)
-        drafts = {each.name: each.bundles for each in status.decision.drafts} if status.decision else {}
         for name in status.draft_queues:
             for frame in broker.browse(f"/queue/{name}"):
-                headers = frame.headers
-                if int(headers["spark_bundle"]) < drafts.get(headers["spark_draft"], 0):
-                    status.rows += int(headers["spark_rows"])
-                status.bytes += len(frame.body)
-                written_ms = int(headers["timestamp"])
-                status.since_ms = min(status.since_ms or written_ms, written_ms)
+                status.add_draft(frame.headers, len(frame.body))
     # The broker removes empty queues only after a while.
     return [each for each in sinks if each.decision or each.draft_queues]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pyspark.sql.datasource import WriterCommitMessage
 
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import Draft, SinkQueues
 from truenext.spark.broker.connection import Answer, BrokerConnection
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import Draft, SinkQueues
 from truenext.spark.sink.rows import SinkBundle
 
 DRAFT_FORMAT = 1

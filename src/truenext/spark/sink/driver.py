@@ -15,10 +15,11 @@ from collections.abc import Callable
 from functools import partial
 
 from truenext.errors import TruenextError
+from truenext.model.spark_queues import Decision, Draft, SinkQueues
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import count, purge
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import Decision, Draft, SinkQueues, decide, read_decision
+from truenext.spark.sink.decision import decide, read_decision
 from truenext.spark.sink.publish import HELD_SECONDS, HeldByAnother, HeldWait, publish
 
 _log = logging.getLogger(__name__)

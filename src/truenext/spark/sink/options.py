@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
-from truenext.spark.broker.latest import CLOSED_BATCH
+from truenext.model.spark_queues import CLOSED_BATCH
 from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryOptions
 
 _NAMES = ("url", *CREDENTIAL_NAMES, "queue", "space", "patience")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from truenext.errors import RemoteProtocolError, TruenextError
+from truenext.model.spark_queues import Decision, Draft, SinkQueues
 from truenext.spark.broker.connection import Answer, BrokerConnection
 from truenext.spark.broker.latest import count
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import Decision, Draft, SinkQueues
 from truenext.spark.sink.draft import DRAFT_FORMAT
 from truenext.spark.sink.rows import TRANSACTION
 from truenext.wire.stomp.frame import Frame

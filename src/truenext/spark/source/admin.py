@@ -7,48 +7,31 @@ the command can be repeated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from truenext.errors import TruenextError
 from truenext.model.destination import dead_letter_name
-from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH, queues_by_query
-from truenext.spark.source.bundle import (
+from truenext.model.spark_queues import (
+    CLOSED_BATCH,
+    SOURCE_PREFIX,
+    QueryStatus,
     bundle_headers,
-    decode_bundle,
-    encode_bundle,
+    mark_queue,
     parse_bundle_head,
     parse_bundle_origin,
+    queues_by_query,
 )
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.source.bundle import decode_bundle, encode_bundle
 from truenext.spark.source.mark import close_mark, read_mark, replace_mark
-from truenext.spark.source.offset import QUEUES_PREFIX, mark_queue, task_producer
+from truenext.spark.source.offset import task_producer
 from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
 _NUMBER_MAX = (1 << 63) - 1
 """Highest number of a producer. After its use, every COMMIT of the query counts as a repeat."""
-
-
-@dataclass
-class QueryStatus:
-    """State, in the broker, of one query that reads queues."""
-
-    space: str
-    id: str
-    source: str = ""
-    """Queues or patterns that the query reads; empty if it has no bundle."""
-    batch: int = 0
-    """Number of the last batch that is done or has a bundle."""
-    rows: int = 0
-    """Number of rows in bundles that are not cleared."""
-    bytes: int = 0
-    since_ms: int = 0
-    """Time of the first bundle that is not cleared, in milliseconds since the epoch; 0 if there is none."""
-    is_abandoned: bool = False
-    bundle_queues: list[str] = field(default_factory=list)
 
 
 def list_queries(broker: BrokerConnection, space: str | None = None, *, with_rows: bool = True) -> list[QueryStatus]:
@@ -61,22 +44,14 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
     """
     queries = [
         QueryStatus(*key, bundle_queues=names)
-        for key, names in queues_by_query(broker, QUEUES_PREFIX).items()
+        for key, names in queues_by_query(broker.ask("queues"), SOURCE_PREFIX).items()
         if space in (None, key[0])
     ]
     for status in queries:
-        mark = read_mark(broker, mark_queue(status.space, status.id), allow_closed=True)
-        status.is_abandoned = mark == CLOSED_BATCH
-        status.batch = 0 if status.is_abandoned else mark
+        status.add_mark(read_mark(broker, mark_queue(status.space, status.id), allow_closed=True))
         for name in status.bundle_queues:
             for frame in broker.browse(f"/queue/{name}", None if with_rows else "spark_bundle = 0"):
-                head = parse_bundle_head(frame.headers)
-                written_ms = int(frame.headers["timestamp"])
-                status.source = frame.headers.get("spark_source", "")
-                status.batch = max(status.batch, head.batch)
-                status.rows += head.rows
-                status.bytes += head.bytes
-                status.since_ms = min(status.since_ms or written_ms, written_ms)
+                status.add_bundle(frame.headers)
     return queries
 
 

@@ -6,8 +6,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,7 +14,6 @@ from truenext.client.core.message import STOMP_HEADERS
 from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.wire.stomp.frame import Frame
 
-BUNDLE_FORMAT = 1
 BUNDLE_BYTES = 1 << 20
 """Bytes of bodies at which a bundle is complete. The last row may exceed this number."""
 BUNDLE_ROWS = 5_000
@@ -133,67 +131,6 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
         ],
         frame.body,
     )
-
-
-class BundleHead(NamedTuple):
-    """Headers of a bundle: its position in its batch, and the number and size of its rows."""
-
-    batch: int
-    bundle: int
-    """Number of the bundle within its task and batch, from 0."""
-    rows: int
-    bytes: int
-    is_last: bool
-    """True if the task takes no more messages in this batch."""
-    task_rows: int
-    """Number of rows of the task so far, this bundle included."""
-
-
-_NUMBERS = ("batch", "bundle", "rows", "bytes", "task_rows")
-
-
-class BundleOrigin(NamedTuple):
-    """Headers of a bundle: the query that has taken its rows, and from which queues."""
-
-    source: str
-    """Queues and patterns of the source, separated by commas."""
-    selector: str
-    """Selector of the source; empty if it has none."""
-    query: str
-    """Spark's id of the query. From this id and `query_batch` an operator can find out whether a sink has published the
-    rows."""
-    query_batch: str
-
-
-def bundle_headers(head: BundleHead, origin: BundleOrigin) -> dict[str, str]:
-    # Selectors cannot name headers with hyphens.
-    values = {"format": BUNDLE_FORMAT, **head._asdict(), **origin._asdict()}
-    values["last"] = "true" if values.pop("is_last") else "false"
-    return {f"spark_{name}": str(value) for name, value in values.items()}
-
-
-def parse_bundle_origin(headers: Mapping[str, str]) -> BundleOrigin:
-    # Bundles of earlier versions do not name their selector.
-    return BundleOrigin(*(headers.get(f"spark_{name}", "") for name in BundleOrigin._fields))
-
-
-def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
-    """Parse the headers of a bundle: its position in its batch, and the number and size of its rows.
-
-    Raises: RemoteProtocolError if the message is not a bundle, or has an unknown format
-    """
-    try:
-        if int(headers["spark_format"]) != BUNDLE_FORMAT:
-            raise RemoteProtocolError(
-                f"a bundle has format {headers['spark_format']}, and this truenext reads {BUNDLE_FORMAT}: run the "
-                f"query with the truenext that wrote it until its batch is done"
-            )
-        batch, bundle, rows, size, task_rows = (int(headers[f"spark_{name}"]) for name in _NUMBERS)
-        return BundleHead(batch, bundle, rows, size, headers["spark_last"] == "true", task_rows)
-    except (KeyError, ValueError) as error:
-        raise RemoteProtocolError(
-            f"a message in a queue of the source is not a bundle ({error!r}): no other client may send there"
-        ) from error
 
 
 def encode_bundle(batch: pa.RecordBatch) -> bytes:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from truenext.clock import monotonic
 from truenext.errors import ConnectionLost, Refused, TruenextError
+from truenext.model.spark_queues import parse_bundle_head
 from truenext.spark.broker.connection import ANSWER_SECONDS, BrokerConnection
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.source.admin import list_queries
-from truenext.spark.source.bundle import parse_bundle_head
 from truenext.spark.source.mark import mark_producer, read_mark, replace_mark
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions

@@ -7,8 +7,9 @@ store was restored from an older copy.
 
 from __future__ import annotations
 
+from truenext.model.spark_queues import CLOSED_BATCH
 from truenext.spark.broker.connection import BrokerConnection
-from truenext.spark.broker.latest import CLOSED_BATCH, read_latest, replace_latest
+from truenext.spark.broker.latest import read_latest, replace_latest
 from truenext.spark.source.task import Superseded
 
 

@@ -6,14 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from truenext.errors import ConfigurationError
-from truenext.model.destination import SPARK_PREFIX
+from truenext.model.spark_queues import mark_queue
 
 OFFSET_VERSION = 1
 START: dict[str, Any] = {"v": OFFSET_VERSION, "batch": 0}
 """Offset before the first batch. This is a constant, because Spark asks for the first offset more than once."""
-
-QUEUES_PREFIX = f"{SPARK_PREFIX}source."
-"""Prefix of the names of queues with marks and bundles. Space, id and partition follow it."""
 
 BUNDLE_BITS = 20
 """Number of bits of a producer number that hold the number of a bundle."""
@@ -66,10 +63,6 @@ class Offset:
         batch."""
         rows = self.rows // self.partitions + (partition < self.rows % self.partitions)
         return rows, max(1, self.bytes // self.partitions)
-
-
-def mark_queue(space: str, query_id: str) -> str:
-    return f"{QUEUES_PREFIX}{space}.{query_id}"
 
 
 def task_producer(query_id: str, partition: int) -> str:

@@ -19,21 +19,18 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.spark.broker.connection import ANSWER_SECONDS, Answer, BrokerConnection
-from truenext.spark.broker.patience import Patience
-from truenext.spark.source.bundle import (
-    BUNDLE_BYTES,
-    BUNDLE_ROWS,
+from truenext.model.spark_queues import (
+    SOURCE_PREFIX,
     BundleHead,
     BundleOrigin,
-    BundleRows,
     bundle_headers,
-    decode_bundle,
-    encode_bundle,
     parse_bundle_head,
     parse_bundle_origin,
 )
-from truenext.spark.source.offset import QUEUES_PREFIX, Offset
+from truenext.spark.broker.connection import ANSWER_SECONDS, Answer, BrokerConnection
+from truenext.spark.broker.patience import Patience
+from truenext.spark.source.bundle import BUNDLE_BYTES, BUNDLE_ROWS, BundleRows, decode_bundle, encode_bundle
+from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
 
 _AHEAD_FIRST = 256
@@ -135,7 +132,7 @@ class _Task:
         own, origin = self._end.bundle_queue(0), self._plan.origin
         for queue in broker.ask("queues"):
             name = queue["name"]
-            is_source = name.startswith(f"{QUEUES_PREFIX}{self._end.space}.") and name.endswith(".0")
+            is_source = name.startswith(f"{SOURCE_PREFIX}{self._end.space}.") and name.endswith(".0")
             if not is_source or name == own or not queue["waiting"]:
                 continue
             for frame in list(broker.browse(f"/queue/{name}", f"spark_query = '{origin.query}' AND spark_bundle = 0")):

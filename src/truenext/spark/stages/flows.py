@@ -22,13 +22,13 @@ def flows(joined: DataFrame) -> DataFrame:
     ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
     is_handled = F.coalesce(F.col("end_kind") == "handled", F.lit(False))
     lost = F.col("end_kind").isin("dead-lettered", "expired", "removed")
-    lost |= (F.col("outcome") == "rejected") & ~is_handled
+    lost |= ((F.col("outcome") == "rejected") | F.col("given_up_for").isNotNull()) & ~is_handled
     messages = (
         joined.where("started_at is not null")
         .groupBy("flow", "message")
         .agg(
             F.min("trace").alias("trace"),
-            F.min(F.least("accepted_at", "started_at")).alias("started_at"),
+            F.min(F.least(_accepted_at(), "started_at")).alias("started_at"),
             F.max(F.greatest("started_at", "ended_at")).alias("last_at"),
             F.count("*").alias("runs"),
             F.count_if(F.col("outcome") == "failed").alias("failures"),
@@ -76,9 +76,10 @@ def stage_runs(joined: DataFrame) -> DataFrame:
     broker's clock, and how the message ended (`end_kind`)."""
     return joined.where("started_at is not null").select(
         *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),
-        *("process", "execution", "accepted_at"),
+        *("process", "execution", _accepted_at().alias("accepted_at")),
         F.col("dispatch")["at"].alias("dispatched_at"),
-        *("started_at", "sql_at", "ended_at", "outcome", "error", "run_us", "commit_us", "total_us", "end_kind"),
+        *("started_at", "sql_at", "ended_at", "outcome", "error", "run_us", "commit_us", "total_us"),
+        *("given_up_for", "end_kind"),
     )
 
 
@@ -99,6 +100,12 @@ def stages(joined: DataFrame) -> DataFrame:
             *_shares("total_us", "worked"),
         )
     )
+
+
+def _accepted_at() -> Column:
+    """Return the time at which the broker accepted the message: from the history, or else, such as of a subscriber's
+    message, from the message itself."""
+    return F.coalesce("accepted_at", F.timestamp_millis("accepted_ms"))
 
 
 def _shares(column: str, name: str) -> tuple[Column, ...]:

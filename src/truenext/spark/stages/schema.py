@@ -20,8 +20,8 @@ STAGE_EVENTS = StructType(
         StructField(name, kind)
         for kind, names in (
             (StringType(), ("kind", "process", "service", "instance", "stage", "queue", "message", "parent", "flow")),
-            (StringType(), ("trace", "sender", "error")),
-            (LongType(), ("number", "at", "sequence", "execution", "total_us", "run_us", "commit_us")),
+            (StringType(), ("trace", "sender", "error", "given_up_for")),
+            (LongType(), ("number", "at", "sequence", "execution", "total_us", "run_us", "commit_us", "accepted_ms")),
             (IntegerType(), ("format", "attempt", "deliveries")),
             (BooleanType(), ("exactly_once",)),
         )

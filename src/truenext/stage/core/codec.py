@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, 
 
 import msgspec
 
-from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
+from truenext.flows.envelope import EMPTY, NotDecoded
+from truenext.stage.core.errors import DefinitionError, FlowError
 from truenext.stage.core.json_loss import (
     JsonLossChecks,
     fault_below_any,
@@ -112,10 +113,6 @@ class Codec(Generic[T]):
                 f"{subject} is {type_name(self.type)}, and must be an object such as a Struct in which each field has "
                 f"a default: {error.__cause__}"
             ) from error
-
-
-EMPTY = msgspec.Raw(b"{}")
-"""JSON of an empty object. In the decoded value, each field has its default."""
 
 
 def encode_any(value: object) -> msgspec.Raw:

@@ -18,12 +18,12 @@ from typing import Any, Final
 import msgspec
 
 from truenext.errors import RemoteProtocolError
+from truenext.flows.envelope import VERSION, Envelope, FlowContext, encode_envelope
+from truenext.flows.message_ids import cron_id
 from truenext.model.limits import NAME_LENGTH_MAX
 from truenext.model.schedule import Schedule, check_schedule
 from truenext.stage.core.definitions import Endpoint
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, encode_envelope
 from truenext.stage.core.errors import DefinitionError
-from truenext.stage.core.names import cron_id
 
 SERVICE_HEADER: Final = "cron-service"
 NAME_HEADER: Final = "cron-name"

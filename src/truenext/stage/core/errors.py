@@ -9,6 +9,7 @@ TruenextError
 ├── BaseExceptionRaised    a stage has raised an exception such as SystemExit: a failure like any other
 ├── Reject                 a stage can never process its message: the message becomes a dead letter at once
 └── NotDecoded             a message is not of the type that its stage takes: the message becomes a dead letter at once
+                           (flows/envelope.py)
 """
 
 from __future__ import annotations
@@ -71,8 +72,3 @@ class NoAttemptsLeft(Reject):
 class BaseExceptionRaised(TruenextError):
     """A stage, or a function of `after_commit`, has raised an exception that is not an `Exception`, such as SystemExit.
     This counts as a failure like any other."""
-
-
-class NotDecoded(TruenextError):
-    """A message is not of the type that its stage takes: a field has another type, for example. The text says which
-    field. The message becomes a dead letter at once."""

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from truenext.flows.envelope import VERSION, Envelope, FlowContext, NotDecoded, ReplyTo, failure_handlers
 from truenext.model.failure_headers import ON_FAILURE
 from truenext.stage.core.definitions import Stage
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, failure_handlers
-from truenext.stage.core.errors import NotDecoded
 from truenext.stage.core.failure import FAILURE, HANDLED, failure_of
 
 

@@ -19,9 +19,9 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from truenext.stage.core.codec import EMPTY, check_properties, type_name
+from truenext.flows.envelope import EMPTY, VERSION, Envelope, FlowContext, ReplyTo
+from truenext.stage.core.codec import check_properties, type_name
 from truenext.stage.core.definitions import Endpoint, Stage, Topic
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, StashedFlow
 from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.flow_start import (
     FlowOptions,
@@ -36,6 +36,7 @@ from truenext.stage.core.flow_start import (
 from truenext.stage.core.outbox_unit import Delay
 from truenext.stage.core.output import Output, OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
+from truenext.stage.core.stashed_flow import StashedFlow
 
 WAITING_MAX: Final = 35
 """Maximum depth of nested requests in one flow: number of pending replies, including the reply of the flow itself. A

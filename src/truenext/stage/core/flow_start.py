@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from truenext.flows.envelope import EMPTY, VERSION, Envelope, FlowContext, ReplyTo
 from truenext.model.limits import SCHEDULE_MS_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
-from truenext.stage.core.codec import EMPTY, check_properties, encode_any
+from truenext.stage.core.codec import check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import Delay
 from truenext.stage.core.output import Output, OutputMessage, checked_attachments

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, Unpack
 
 import msgspec
 
+from truenext.flows.envelope import ReplyTo
 from truenext.stage.core.definitions import Endpoint, Stage, Topic
-from truenext.stage.core.envelope import ReplyTo, decode_stashed_flow
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow, FlowSource
 from truenext.stage.core.flow_start import (
@@ -21,6 +21,7 @@ from truenext.stage.core.flow_start import (
 )
 from truenext.stage.core.outbox_unit import KeptFlow
 from truenext.stage.core.output import Output
+from truenext.stage.core.stashed_flow import decode_stashed_flow
 
 M = TypeVar("M")
 R = TypeVar("R")

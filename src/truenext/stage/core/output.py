@@ -7,16 +7,10 @@ from typing import Final
 
 import msgspec
 
+from truenext.flows.envelope import Envelope, encode_envelope, failure_handlers, is_dead_lettering, report_address
+from truenext.flows.message_ids import child_id
 from truenext.model.limits import BODY_BYTES_MAX, REPORT_ID_LENGTH_MAX
-from truenext.stage.core.envelope import (
-    Envelope,
-    encode_envelope,
-    failure_handlers,
-    is_dead_lettering,
-    report_address,
-)
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.names import child_id
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 
 PRIORITY: Final = 4

@@ -10,27 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import msgspec
 
+from truenext.flows.envelope import NotDecoded
+from truenext.flows.events import GiveUpReason
 from truenext.model.limits import DELAY_MS_MAX
 from truenext.model.numerals import parse_delay
 from truenext.model.policy import delay_before_jitter_ms
-from truenext.stage.core.errors import DefinitionError, FlowError, NoAttemptsLeft, NotDecoded, Reject
+from truenext.stage.core.errors import DefinitionError, FlowError, NoAttemptsLeft, Reject
 from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
 """Text of a rule that allows no retry: the message becomes a dead letter at once."""
-GiveUpReason: TypeAlias = Literal["rejected", "attempts exhausted", "unreadable", "wrong call"]
-"""Reason why a message was given up.
-
-    rejected            the stage has raised Reject, or an exception with the rule "never"
-    attempts exhausted  the stage has failed as often as the stage, or the policy of its queue, allows
-    unreadable          the message is not of the type that its stage takes (NotDecoded)
-    wrong call          the stage has used its flow wrongly (FlowError)
-"""
-
 _EXAMPLE = 'use "2s, 10s, 1m", or "never"'
 
 

@@ -8,18 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from truenext.stage.core.retry import GiveUpReason
-
-ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed", "rejected", "released", "in doubt"]
-"""Outcome of an execution.
-
-    completed          the stage has run, and all its effects are committed
-    already processed  an exactly-once stage had processed the message before; now it is only acknowledged
-    failed             the message counts an attempt: it is redelivered, or after too many attempts a dead letter
-    rejected           the message becomes a dead letter at once
-    released           the message is redelivered without an attempt: the service stops, or broker or database is down
-    in doubt           the client could not find out in time whether the commit happened
-"""
+from truenext.flows.events import ExecutionOutcome, GiveUpReason
 
 PoolName: TypeAlias = Literal["interactive", "other"]
 """Pool of workers that processes a message: that of interactive messages and subscribers, or that of other messages."""

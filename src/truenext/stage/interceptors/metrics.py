@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.flows.events import ExecutionOutcome, GiveUpReason
 from truenext.model.histogram import HistogramCounter, cumulative_buckets
-from truenext.stage.core.retry import GiveUpReason
 from truenext.stage.interceptors.interceptor import (
     Execution,
-    ExecutionOutcome,
     ExecutionResult,
     Interceptor,
     MessageToSend,

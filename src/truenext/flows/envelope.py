@@ -11,17 +11,24 @@ from typing import Any
 
 import msgspec
 
-from truenext.errors import RemoteProtocolError
+from truenext.errors import RemoteProtocolError, TruenextError
+from truenext.flows.message_ids import occurrence_id
 from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, parse_address
 from truenext.model.limits import HANDLERS_MAX
-from truenext.stage.core.codec import EMPTY
-from truenext.stage.core.errors import FlowError, NotDecoded
-from truenext.stage.core.names import occurrence_id
 
 _DEAD_LETTERS = f"/queue/{DEAD_LETTER_PREFIX}"
 
 VERSION = 2
 """Version of envelopes that this code writes and reads. Messages of all other versions are rejected."""
+
+
+EMPTY = msgspec.Raw(b"{}")
+"""JSON of an empty object. In the decoded value, each field has its default."""
+
+
+class NotDecoded(TruenextError):
+    """A message is not of the type that its stage takes: a field has another type, for example. The text says which
+    field. The message becomes a dead letter at once."""
 
 
 class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -181,41 +188,3 @@ def report_address(waiting: list[ReplyTo]) -> str:
     """Return the queue or topic that gets a report if the message becomes a dead letter: the `report` of the last
     waiting address that has one; empty if none has one."""
     return next((each.report for each in reversed(waiting) if each.report), "")
-
-
-# ---- Stashed flows, which wait outside of the broker: the bytes of `Flow.stash` ----
-
-
-class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
-    stage: str
-    """Queue of the stage that called `Flow.stash`. The unstashed flow continues as if from this stage."""
-    expires_ms: int
-    envelope: Envelope
-
-
-class VersionedStashedFlow(msgspec.Struct, frozen=True):
-    """Part of a stashed flow from which the version can be read, even if the rest cannot be decoded."""
-
-    envelope: VersionedEnvelope
-
-
-_STASH_DECODER = msgspec.json.Decoder(StashedFlow)
-_STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
-
-
-def decode_stashed_flow(data: bytes) -> StashedFlow:
-    """Decode bytes that `Flow.stash` returned. Raises: FlowError if the bytes are not from `Flow.stash`, or of another
-    version"""
-    try:
-        stashed = _STASH_DECODER.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        _check_stash_version(find_version(lambda: _STASH_VERSION_DECODER.decode(data).envelope))
-        raise FlowError(f"these bytes are not the stash of a stage: {error}") from error
-    _check_stash_version(stashed.envelope.version)
-    return stashed
-
-
-def _check_stash_version(found: int) -> None:
-    if found != VERSION:
-        remedy = describe_remedy(found, "stashed")
-        raise FlowError(f"the stash has version {found}, and {remedy}")
