@@ -129,3 +129,18 @@ def test_processes_of_both_versions_share_the_outbox(source_before: Path, tmp_pa
         with broker_of(broker, "--memory") as url:
             output_of(initiating, "-m", "tests.kept.flows", "initiate", database, url)
             assert output_of(running, "-m", "tests.kept.flows", "run", database, url) == "an order was shipped\n"
+
+
+@needs_before
+def test_processes_of_the_version_before_do_not_answer(source_before: Path) -> None:
+    """C30.8, C34.1."""
+    with broker_of(ROOT / "src", "--memory") as url:
+        run = ("-m", "truenext", "stages", "run", "tests.stages.services.poisoned:app", "--url", url)
+        for source, answers in ((source_before, 0), (ROOT / "src", 1)):
+            command, environment = python(source, *run)
+            with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None and "poisoned runs" in process.stdout.readline()
+                output = output_of(ROOT / "src", "-m", "truenext", "stages", "ps", "--url", url, "--json")
+                assert len(json.loads(output)) == answers
+                process.terminate()
+                assert process.wait(60) == 0

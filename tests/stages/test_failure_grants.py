@@ -188,7 +188,7 @@ def test_grants_of_a_service_that_keeps_replies_have_its_queue_and_its_topic() -
     needed = needed_grants([], [], [], "shop")
     assert {right: [str(each) for each in patterns] for right, patterns in needed.items()} == {
         Right.SEND: ["/queue/shop.replies", "/topic/replies.shop.kept"],
-        Right.TAKE: ["/queue/shop.replies"],
+        Right.TAKE: ["/queue/shop.replies", "/topic/truenext.stages"],
     }
 
 

@@ -57,7 +57,10 @@ NEEDED = {
         *("bill", "mail.send", "order.place.stage.finish", "order.place.stage.on_failure", "stock.reserve"),
         *("/topic/audit", "/topic/news"),
     ],
-    "take": ["bill", "order.place", "order.place.stage.finish", "order.place.stage.on_failure", "/topic/events"],
+    "take": [
+        *("bill", "order.place", "order.place.stage.finish", "order.place.stage.on_failure"),
+        *("/topic/events", "/topic/truenext.stages"),
+    ],
 }
 PASSWORD = "open sesame"
 
@@ -106,7 +109,7 @@ def test_grants_that_a_user_lacks_are_printed_with_exit_status_1(folder: Path) -
     file = write_users(folder, send=["bill", "stock.>", "order.place.>", "/topic/>"], take=[">"])
     done = run(folder, "shop:app", "--users", str(file), "--user", "shop")
     assert (done.returncode, done.stderr) == (1, "")
-    assert printed(done) == {"send": ["mail.send"], "take": ["/topic/events"]}
+    assert printed(done) == {"send": ["mail.send"], "take": ["/topic/events", "/topic/truenext.stages"]}
     assert "# Replies of order.place: `send` also to the stages that get them" in done.stdout
 
 

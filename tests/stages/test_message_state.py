@@ -34,7 +34,7 @@ ALLOWED = {
 
 def life_in(state: MessageState) -> MessageLife:
     """Return the life of a message, brought into a state by the shortest way that the table has."""
-    context: Any = SimpleNamespace(chain=InterceptorChain([]), events=None)
+    context: Any = SimpleNamespace(chain=InterceptorChain([]), events=None, counters=None)
     unknown: Any = None
     ways: list[list[MessageState]] = [[MessageState.RECEIVED]]
     while ways[0][-1] is not state:

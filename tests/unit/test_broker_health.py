@@ -280,7 +280,37 @@ def test_process_without_a_broker_yet_has_metrics_of_its_state() -> None:
     assert samples['truenext_broker_state{state="running"}'] == samples["truenext_broker_ready"] == 0
 
 
+def test_oldest_message_of_a_broker_is_no_dead_letter_and_none_of_spark() -> None:
+    driver = ReportDriver()
+    for queue in ("DLQ.orders", "Spark.source.main.1f"):
+        driver.send(queue)
+    status = driver.answer("status")
+    assert (status["oldest_s"], status["dead_letters"], status["waiting"]) == (None, 1, 2)
+    driver.send("orders")
+    assert driver.answer("status")["oldest_s"] is not None
+
+
 # ---- Queues with metrics of their own ----
+
+
+def finished_report(driver: ReportDriver, *patterns: str) -> tuple[list[str], int]:
+    """Return the names of the queues that may have metrics of their own, and their number."""
+    steps = make_named_report(driver.engine, compile_patterns(patterns), 100)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            queues, matching = end.value
+            return [each.name for each in msgspec.json.decode(queues, type=list[QueueReport])], matching
+
+
+def test_temporary_queue_has_no_metrics_of_its_own() -> None:
+    # Its name has the id of its connection, with which others could send to it.
+    driver = ReportDriver()
+    driver.subscribe("/temp-queue/answers")
+    driver.send_to("/temp-queue/answers")
+    driver.send("orders")
+    assert finished_report(driver, ">", "*") == (["orders"], 1)
 
 
 def test_named_report_has_the_first_queues_by_name_and_counts_all() -> None:

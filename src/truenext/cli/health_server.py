@@ -131,9 +131,7 @@ async def _respond(method: str, path: str, health: HealthSource, metrics: _Metri
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
         response = Response(status, now.body, JSON)
     else:
-        response = Response(
-            HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, with Metrics or an outbox, /metrics\n"
-        )
+        response = Response(HTTPStatus.NOT_FOUND, b"there are /live, /ready, / and, if it has metrics, /metrics\n")
     return response
 
 

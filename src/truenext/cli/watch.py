@@ -23,17 +23,21 @@ watch_option = click.option(
 
 def show_repeatedly(show: Callable[[], object]) -> NoReturn:
     """Call `show` again and again. On a terminal, what was shown before is cleared; else a blank line separates."""
-    is_terminal = sys.stdout.isatty()
     is_first = True
     while True:
-        if is_terminal:
-            click.echo(_CLEAR, nl=False)
-        elif not is_first:
-            click.echo()
+        separate(is_first=is_first)
         is_first = False
         show()
         sys.stdout.flush()
         time.sleep(INTERVAL_S)
+
+
+def separate(*, is_first: bool) -> None:
+    """Clear what a terminal shows. Elsewhere print a blank line, unless nothing was shown before."""
+    if sys.stdout.isatty():
+        click.echo(_CLEAR, nl=False)
+    elif not is_first:
+        click.echo()
 
 
 def rows_that_fit(others: int) -> int:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from truenext.model.process_report import REPORT_BYTES_MAX, ProcessReport
+from truenext.model.service_graph import ServiceGraph
 
 SILENT_AFTER_S = 10.0
 """Seconds that a process has to answer a request before it counts as silent."""
@@ -22,6 +24,7 @@ SILENT_KEPT_S = 3600.0
 PROCESSES_MAX = 2_000
 """Largest number of processes that are kept. A further one replaces the silent or ended one that was seen longest ago,
 or is left out."""
+GRAPHS_MAX = 100
 BYTES_MAX = 8 * 1024 * 1024
 """Largest number of bytes of all reports that are kept, as they came."""
 
@@ -47,12 +50,16 @@ class _Seen(msgspec.Struct, eq=False):
     seen_at: float
     unanswered_since: float | None = None
     """Time of the first request after the latest report; None if there is none."""
+    was_silent: bool = False
+    """True once the process was shown as silent. It stays so until its next report."""
 
-    def state(self, now: float) -> ProcessState:
+    def judge(self, now: float) -> ProcessState:
+        """Return the state of the process, and note if it is silent."""
         if self.report.has_ended:
             return "ended"
         since = self.unanswered_since
-        return "answers" if since is None or now - since < SILENT_AFTER_S else "silent"
+        self.was_silent |= since is not None and now - since >= SILENT_AFTER_S
+        return "silent" if self.was_silent else "answers"
 
 
 class SeenProcesses:
@@ -60,6 +67,8 @@ class SeenProcesses:
         self._seen: dict[str, _Seen] = {}
         """Processes by the ids of their runs, the one that was seen longest ago first."""
         self._size = 0
+        self._graphs: dict[str, ServiceGraph] = {}
+        """Graph of each service, which the reports of its processes share; at most GRAPHS_MAX."""
         self.ignored_count = 0
         """Number of answers that were no reports, or for which there was no space."""
 
@@ -70,7 +79,8 @@ class SeenProcesses:
                 each.unanswered_since = now
 
     def connection_lost(self) -> None:
-        """Note that the connection was lost, so that no answer can come to earlier requests."""
+        """Note that the connection was lost, so that no answer can come to earlier requests. A process that was shown
+        as silent stays silent."""
         for each in self._seen.values():
             each.unanswered_since = None
 
@@ -84,6 +94,7 @@ class SeenProcesses:
         except (msgspec.MsgspecError, RecursionError):
             self.ignored_count += 1
             return False
+        report = self._with_shared_graph(report)
         self._remove(report.run)
         if not self._make_space(len(body), now):
             self.ignored_count += 1
@@ -97,17 +108,28 @@ class SeenProcesses:
         long."""
         for run in [run for run, each in self._seen.items() if self._is_outdated(each, now)]:
             self._remove(run)
-        found = [SeenProcess(each.report, each.state(now), now - each.seen_at) for each in self._seen.values()]
+        found = [SeenProcess(each.report, each.judge(now), now - each.seen_at) for each in self._seen.values()]
         return sorted(found, key=lambda each: (each.report.service, each.report.instance, each.report.run))
 
+    def _with_shared_graph(self, report: ProcessReport) -> ProcessReport:
+        graph = self._graphs.get(report.service)
+        if report.graph is None:
+            return report
+        if graph == report.graph:
+            return replace(report, graph=graph)
+        if len(self._graphs) >= GRAPHS_MAX:
+            self._graphs.clear()
+        self._graphs[report.service] = report.graph
+        return report
+
     def _is_outdated(self, each: _Seen, now: float) -> bool:
-        state, seen_s = each.state(now), now - each.seen_at
+        state, seen_s = each.judge(now), now - each.seen_at
         return (state == "ended" and seen_s > ENDED_KEPT_S) or (state == "silent" and seen_s > SILENT_KEPT_S)
 
     def _make_space(self, size: int, now: float) -> bool:
         """Return whether there is space for one more report, after removing processes that do not answer."""
         while len(self._seen) >= PROCESSES_MAX or self._size + size > BYTES_MAX:
-            run = next((run for run, each in self._seen.items() if each.state(now) != "answers"), None)
+            run = next((run for run, each in self._seen.items() if each.judge(now) != "answers"), None)
             if run is None:
                 return False
             self._remove(run)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from truenext.clock import time_ns
 from truenext.flows.message_ids import RANDOM_BYTES, first_id
-from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
 from truenext.stage.queue_policies import QueuePolicies
 
@@ -40,7 +39,9 @@ class ServiceContext:
         """Random id of this run. Ids of messages are derived from this id. In the outbox, this id is the owner of the
         run's producers."""
         self.stopping = asyncio.Event()
-        self.chain = InterceptorChain(definition.interceptors)
+        self.chain = definition.interceptor_chain()
+        self.counters = definition.direct_counters
+        """Counters with which the run counts itself; None if a subclass of `Metrics` counts, as an interceptor."""
         self.plans = plans
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None

@@ -23,8 +23,9 @@ from truenext.stage.core.definitions import (
 )
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name, replies_queue
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Interceptor
-from truenext.stage.interceptors.metrics import Metrics
+from truenext.stage.interceptors.metrics import Metrics, ServiceCounters
 from truenext.stage.lifespan import LifespanFactory
 
 M = TypeVar("M")
@@ -129,6 +130,16 @@ class Definition:
         for each in self.interceptors:
             if not isinstance(each, Interceptor):
                 raise DefinitionError(f"{each!r} of service {name} is not an instance of Interceptor")
+
+    @property
+    def direct_counters(self) -> ServiceCounters | None:
+        """Counters with which a run counts itself; None if a subclass of `Metrics` counts, as an interceptor."""
+        return self.metrics.counters if type(self.metrics) is Metrics else None
+
+    def interceptor_chain(self) -> InterceptorChain:
+        """Return the chain of the interceptors that are called."""
+        direct = None if self.direct_counters is None else self.metrics
+        return InterceptorChain([each for each in self.interceptors if each is not direct])
 
     def _ensure_metrics(self) -> Metrics:
         for each in self.interceptors:

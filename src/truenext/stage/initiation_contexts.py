@@ -174,6 +174,8 @@ class OutboxInitiationContext:
         """Return the unit for the outbox. Raises: FlowError if the messages exceed the limits of a transaction of the
         broker"""
         messages = encode_messages(outgoing, self._chain, None)
+        if self._definition.direct_counters is not None:
+            self._definition.direct_counters.add_sent_outside(len(messages))
         if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
                 f"the initiation has {transaction_size(messages)} bytes of messages; a transaction of the broker may "

@@ -87,6 +87,8 @@ class Initiator:
 
     async def _send(self, output: Output, is_interactive: bool, deadline: float) -> None:
         messages = encode_messages(output.outgoing, self._context.chain, None)
+        if self._context.counters is not None:
+            self._context.counters.add_sent_outside(len(messages))
         pause_s = PAUSE_S
         while True:
             try:

@@ -9,6 +9,7 @@ from truenext.flows.events import ExecutionOutcome, GiveUpReason
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.definitions import Stage
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, PoolName
+from truenext.stage.interceptors.metrics import StageCounters
 from truenext.stage.message_state import (
     COMMITTED,
     OUTCOMES,
@@ -24,6 +25,10 @@ from truenext.stage.message_state import (
 class MessageLife:
     def __init__(self, context: ServiceContext, stage: Stage, pool: PoolName, message: Message) -> None:
         self._chain = context.chain
+        self._service_counters = context.counters
+        self.counters: StageCounters | None = None
+        """Counters of the stage; None before `record_start`, or if hooks count."""
+        self._waited_s: float | None = None
         self._events = context.events
         self._stage = stage
         self._pool: PoolName = pool
@@ -42,6 +47,8 @@ class MessageLife:
         """Enter a state. Raises: AssertionError if `state` cannot follow the current state"""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(f"a message cannot become {state.value} while it is {self.state.value}")
+        if self.counters is not None and (state is RUNNING) is not (self.state is RUNNING):
+            self.counters.add_running(1 if state is RUNNING else -1)
         self.state = state
         if state is RUNNING:
             self._returned_at = 0.0
@@ -53,7 +60,13 @@ class MessageLife:
         self._trace = flow.trace
         if self._events is not None:
             self._event_number = self._events.add_started(self._stage, message, envelope)
-        if chain.has_around or chain.has_sending or chain.has_ended:
+        has_hooks = chain.has_around or chain.has_sending or chain.has_ended
+        if self._service_counters is not None:
+            stage = self._stage
+            self.counters = self._service_counters.of_stage(stage.endpoint.name, stage.name, self._pool)
+        if has_hooks or self.counters is not None:
+            self._waited_s = _waited_s(message)
+        if has_hooks:
             self.execution = Execution(
                 endpoint=self._stage.endpoint.name,
                 stage=self._stage.name,
@@ -64,7 +77,7 @@ class MessageLife:
                 attempt=message.attempts + 1,
                 interactive=flow.interactive,
                 pool=self._pool,
-                waited=_waited_s(message),
+                waited=self._waited_s,
                 size=len(message.body),
                 carrier=envelope.carrier,
                 interceptor_data={},
@@ -82,7 +95,8 @@ class MessageLife:
         is_committed = self.state in (COMMITTED, REPEATED)
         self.enter(OUTCOMES[outcome])
         execution = self.execution if self._chain.has_ended else None
-        if execution is None and not self._event_number:
+        counters = self.counters
+        if execution is None and counters is None and not self._event_number:
             return
         now = monotonic()
         returned_at = self._returned_at or now
@@ -96,6 +110,8 @@ class MessageLife:
         )
         if self._events is not None and self._event_number:
             self._events.add_ended(self._event_number, result)
+        if counters is not None:
+            counters.add_ended(self._message.attempts + 1, self._waited_s, result)
         if execution is not None:
             self._chain.ended(execution, result)
 

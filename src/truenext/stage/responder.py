@@ -51,8 +51,8 @@ class Responder:
         self._has_requests = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._has_warned = False
-        self._ignored = _RareWarning("ignored a request for the report of this process")
-        self._unsent = _RareWarning("cannot send the report of this process to its requester")
+        self._ignored = _RareWarning("ignored a request to the processes of stages")
+        self._unsent = _RareWarning("cannot answer a request to the processes of stages")
 
     def start(self) -> None:
         create_task = asyncio.get_running_loop().create_task
@@ -71,7 +71,7 @@ class Responder:
             except ClosedError:
                 return
             except (TruenextError, TimeoutError) as error:
-                _logger.info("cannot receive requests for the report of this process", extra={"error": str(error)})
+                _logger.info("cannot receive requests to the processes of stages", extra={"error": str(error)})
             await asyncio.sleep(RETRY_S)
 
     async def _may_subscribe(self) -> bool:
@@ -155,11 +155,17 @@ class Responder:
         requesters = self._requesters.recent_requesters(monotonic())
         if not requesters or self._connection.health().state != "connected":
             return
-        with suppress(TruenextError, TimeoutError):
+        try:
             async with asyncio.timeout(LAST_REPORT_S):
                 body = await self._make_report(True)
                 for requester in requesters:
                     await self._send(requester, body)
+        except (TruenextError, TimeoutError):
+            # A requester finds out by itself.
+            pass
+        except Exception as error:
+            # The rest of the stop goes on.
+            self._unsent.log(error=repr(error))
 
 
 @dataclass(eq=False)

@@ -25,7 +25,6 @@ from truenext.stage.core.health import STALLED_AFTER_S, assess_health
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext, checked_key_id
 from truenext.stage.initiator import EXPIRY_GRACE_S, checked_timeout
-from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
 from truenext.stage.service_run import CONNECT_TIMEOUT_S, STOP_TIMEOUT_S, RunResources, ServiceRun
 from truenext.stage.user_code import check_can_await, check_not_own_endpoint, running_loop
@@ -207,7 +206,7 @@ class Service(Definition):
             )
         from truenext.stage.sql import SessionOutbox
 
-        chain, transaction = InterceptorChain(self.interceptors), SessionOutbox(session)
+        chain, transaction = self.interceptor_chain(), SessionOutbox(session)
         key_id = None if key is None else checked_key_id(self.name, key)
         return OutboxInitiationContext(self, chain, transaction, key_id, self._wake_relay)
 

@@ -374,7 +374,10 @@ class MessageHandler:
             work.function_returned()
         self._life.enter(RETURNED)
         self._context.on_test_point("run", self._stage)
-        return encode_messages(output.outgoing, self._context.chain, self._life.execution)
+        messages = encode_messages(output.outgoing, self._context.chain, self._life.execution)
+        if messages and self._life.counters is not None:
+            self._life.counters.add_sent(len(messages))
+        return messages
 
     async def _commit_exactly_once(
         self, messages: Sequence[EncodedMessage], work: AnySqlWork | None, producer: BorrowedProducer

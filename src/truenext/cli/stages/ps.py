@@ -12,7 +12,8 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
-from truenext.cli.terminal import count_noun
+from truenext.cli.terminal import count_noun, format_age
+from truenext.cli.watch import separate
 from truenext.clock import monotonic
 from truenext.errors import ConnectionLost
 from truenext.model.process_report import REPORT_TTL_S, STAGES_TOPIC, ProcessReport, StageFigures
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 REPLIES = "/temp-queue/processes"
 GATHER_S = 2.0
 """Seconds in which reports are received after a request. With --watch also the time between two requests."""
-CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 @click.command()
 @click.option(
-    "--watch", "watches", is_flag=True, help="Show the processes every 2 seconds, also those that answer no more."
+    "--watch",
+    "watches",
+    is_flag=True,
+    help="Show them again every 2 seconds, also those that are silent, until Ctrl-C (exit status 130).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; with --watch a line each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @broker_options
 def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     """List the processes that run stages, of all services.
@@ -46,15 +49,14 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     The user of this command needs the right to send to /topic/truenext.stages.
     """
     with connected(broker, reconnect=watches) as connection, connection.consumer(REPLIES) as replies:
-        requests = _Requests(connection, replies)
-        requests.gather()
-        _print(requests.seen, as_json=as_json)
-        while watches:
+        requests, is_first = _Requests(connection, replies), True
+        while watches or is_first:
             requests.gather()
-            if sys.stdout.isatty() and not as_json:
-                click.echo(CLEAR_SCREEN, nl=False)
+            if watches:
+                separate(is_first=is_first)
             _print(requests.seen, as_json=as_json)
             sys.stdout.flush()
+            is_first = False
 
 
 class _Requests:
@@ -115,7 +117,7 @@ def _table(processes: list[SeenProcess]) -> Table:
         metrics = report.metrics or []
         counts = [_total(metrics, count) for count in _COUNTS] if report.metrics is not None else ["?"] * len(_COUNTS)
         unsent = "" if report.outbox is None else "?" if report.outbox.unsent is None else f"{report.outbox.unsent:,}"
-        cells = [report.instance, _state(each), _span((report.at - report.started_at) / 1000), *counts, unsent]
+        cells = [report.instance, _state(each), format_age((report.at - report.started_at) / 1000), *counts, unsent]
         table.add_row(*map(terminal.table_cell, [*cells, _reason(report)]))
     return table
 
@@ -134,7 +136,7 @@ def _total(metrics: list[StageFigures], count: Callable[[StageFigures], int]) ->
 
 def _state(process: SeenProcess) -> str:
     if process.state == "silent":
-        return f"silent for {_span(process.seen_s)}"
+        return f"silent for {format_age(process.seen_s)}"
     if process.state == "ended":
         return "ended"
     health = process.report.health
@@ -146,15 +148,3 @@ def _reason(report: ProcessReport) -> str:
     if report.has_ended or not reasons:
         return ""
     return reasons[0] if len(reasons) == 1 else f"{reasons[0]}, and {len(reasons) - 1:,} more"
-
-
-def _span(seconds: float) -> str:
-    """Return a time as text, in its largest unit.
-
-    >>> _span(0.4), _span(90), _span(7200), _span(200_000)
-    ('0 s', '1 min', '2 h', '2 d')
-    """
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:,.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -79,8 +79,7 @@ loop."""
     "--health",
     "health_at",
     type=HOST_AND_PORT,
-    help="Serve /live, /ready and / here, and /metrics if the service has the interceptor Metrics or an outbox. "
-    "A port alone is on 127.0.0.1, port 0 picks a free one.",
+    help="Serve /live, /ready, / and /metrics here. A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
 @seconds_option(
     "--stalled-after",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -74,57 +73,35 @@ class StageMetrics(msgspec.Struct, frozen=True):
 
 class Metrics(Interceptor):
     """Interceptor that counts executions and durations in the memory of this process. Any thread may call its
-    methods."""
+    methods. Each service has one."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._stages: defaultdict[tuple[str, str, PoolName], _StageCounters] = defaultdict(_StageCounters)
-        self._sent_outside_stages = 0
+        self.counters = ServiceCounters()
+        """Counters, with which a service counts directly, as hooks would take six times as long."""
 
-    @contextmanager
-    def around(self, execution: Execution) -> Iterator[None]:
-        with self._lock:
-            self._counts(execution).running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._counts(execution).running -= 1
+    def around(self, execution: Execution) -> AbstractContextManager[object]:
+        return _Running(self._counts(execution))
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
-        with self._lock:
-            if execution is None:
-                self._sent_outside_stages += 1
-            else:
-                self._counts(execution).sent += 1
+        if execution is None:
+            self.counters.add_sent_outside(1)
+        else:
+            self._counts(execution).add_sent(1)
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
-        with self._lock:
-            counts = self._counts(execution)
-            counts.outcomes[result.outcome] = counts.outcomes.get(result.outcome, 0) + 1
-            given_up_for = result.given_up_for
-            if given_up_for is not None:
-                counts.given_up[given_up_for] = counts.given_up.get(given_up_for, 0) + 1
-            if given_up_for is not None or result.outcome == "completed":
-                counts.attempts.add(execution.attempt)
-            if execution.waited is not None:
-                counts.waited.add(execution.waited)
-            if result.run is not None:
-                counts.run.add(result.run)
-            counts.total.add(result.total)
+        self._counts(execution).add_ended(execution.attempt, execution.waited, result)
 
-    def _counts(self, execution: Execution) -> _StageCounters:
-        return self._stages[execution.endpoint, execution.stage, execution.pool]
+    def _counts(self, execution: Execution) -> StageCounters:
+        return self.counters.of_stage(execution.endpoint, execution.stage, execution.pool)
 
     def snapshot(self) -> dict[tuple[str, str, PoolName], StageMetrics]:
         """Return the metrics of each stage at one moment, by endpoint, stage and pool."""
-        with self._lock:
-            return {key: counts.metrics() for key, counts in self._stages.items()}
+        return self.counters.snapshot()
 
     @property
     def sent_outside_stages(self) -> int:
         """Number of messages that programs sent to start flows, outside of stages."""
-        return self._sent_outside_stages
+        return self.counters.sent_outside_stages
 
     def collect(self) -> list[Metric]:
         """Return the metrics as those of `prometheus_client`, whose registries call this method: a program with metrics
@@ -185,8 +162,50 @@ _HISTOGRAMS = {
 """Name and meaning of each histogram, by the field of `StageMetrics`."""
 
 
+class ServiceCounters:
+    """Counters of all stages of a service. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stages: defaultdict[tuple[str, str, PoolName], StageCounters] = defaultdict(
+            partial(StageCounters, self._lock)
+        )
+        self.sent_outside_stages = 0
+
+    def of_stage(self, endpoint: str, stage: str, pool: PoolName) -> StageCounters:
+        with self._lock:
+            return self._stages[endpoint, stage, pool]
+
+    def add_sent_outside(self, count: int) -> None:
+        """Count messages that a program sends outside of stages."""
+        with self._lock:
+            self.sent_outside_stages += count
+
+    def snapshot(self) -> dict[tuple[str, str, PoolName], StageMetrics]:
+        with self._lock:
+            return {key: counts.metrics() for key, counts in self._stages.items()}
+
+
+class _Running:
+    """Block of one run. It is no generator, as each message has one."""
+
+    __slots__ = ("_counters",)
+
+    def __init__(self, counters: StageCounters) -> None:
+        self._counters = counters
+
+    def __enter__(self) -> None:
+        self._counters.add_running(1)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._counters.add_running(-1)
+
+
 @dataclass(slots=True, eq=False)
-class _StageCounters:
+class StageCounters:
+    """Counters of one stage in one pool. Any thread may call the methods."""
+
+    lock: Lock
     running: int = 0
     outcomes: dict[ExecutionOutcome, int] = field(default_factory=dict)
     given_up: dict[GiveUpReason, int] = field(default_factory=dict)
@@ -196,7 +215,30 @@ class _StageCounters:
     run: HistogramCounter = field(default_factory=partial(HistogramCounter, BUCKETS))
     total: HistogramCounter = field(default_factory=partial(HistogramCounter, BUCKETS))
 
+    def add_running(self, count: int) -> None:
+        with self.lock:
+            self.running += count
+
+    def add_sent(self, count: int) -> None:
+        with self.lock:
+            self.sent += count
+
+    def add_ended(self, attempt: int, waited_s: float | None, result: ExecutionResult) -> None:
+        outcome, given_up_for = result.outcome, result.given_up_for
+        with self.lock:
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+            if given_up_for is not None:
+                self.given_up[given_up_for] = self.given_up.get(given_up_for, 0) + 1
+            if given_up_for is not None or outcome == "completed":
+                self.attempts.add(attempt)
+            if waited_s is not None:
+                self.waited.add(waited_s)
+            if result.run is not None:
+                self.run.add(result.run)
+            self.total.add(result.total)
+
     def metrics(self) -> StageMetrics:
+        """Return the metrics at this moment. The caller holds the lock."""
         return StageMetrics(
             running=self.running,
             outcomes=dict(self.outcomes),
