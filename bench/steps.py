@@ -57,7 +57,7 @@ STEP_MS = 20
 LISTED_MS = 100
 """Aim for steps that the contract wants whole, with default limits, in ms of processor time."""
 SLICE_MS = 3
-"""Aim for steps of answers to control requests, in ms of processor time: a slice of SLICE_NS, and the rest of a turn."""
+"""Aim for steps of answers to control requests, in ms of processor time: a slice and the rest of its turn."""
 MANY_QUEUES = 50_000
 QUIET_S = 0.3
 """Seconds without a noted step after which the broker has done all that an event caused."""
