@@ -57,10 +57,10 @@ def _consumer_cells(row: _Row) -> tuple[str, ...]:
 @json_option
 @broker_options
 def policy(queue: str, as_json: bool, broker: BrokerOptions) -> None:
-    """Print the settings of QUEUE in a running broker, and what sets each of them.
+    """Print the settings of QUEUE, and what sets each of them.
 
-    That is a table of the broker's configuration file, its command line, or nothing (default).
-    `truenext config check FILE --queue NAME` prints the same of a file.
+    Asks a running broker. What sets a setting is a table of the broker's configuration file, its command line, or
+    nothing (default). `truenext config check FILE --queue NAME` prints the same of a file.
     """
     answer = _ask(broker, "policy", {"queue": queue})
     if as_json:

@@ -25,7 +25,7 @@ _id_argument = click.argument("query_id", metavar="ID", type=QUERY_ID)
 
 @click.group()
 def spark() -> None:
-    """Look after the queues that Spark's queries have in the broker.
+    """Look after queues that Spark's queries have in the broker.
 
     A query that reads queues keeps the rows of a batch in its own queues until the batch is done. A query that writes
     to queues keeps rows in its own queues until they are published. See docs/spark.md.
