@@ -29,7 +29,7 @@ from truenext.cli.main import main as truenext
 from truenext.model.disk_level import DiskLevel
 from truenext.store.embedded import EmbeddedStore
 
-SOON_S = 3.0
+SOON_S = 10.0
 """Time within which a busy broker must answer, on a loaded machine."""
 
 

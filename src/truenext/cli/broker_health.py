@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from truenext.broker.broker import Broker
@@ -37,12 +38,14 @@ class BrokerProcess:
 
         Raises: ConfigurationError if the address cannot be listened on
         """
+        # Imported here, because it takes 30 ms, and most brokers show no metrics. The thread would take seconds for it
+        # beside a recovery.
+        import_module("truenext.broker.metrics")
         self._server = HealthThread(*parse_host_and_port(address), self._health, self._metrics)
 
     def start(self, broker: Broker, loop: AbstractEventLoop, queues: Sequence[str]) -> None:
         """Note that clients can connect. `queues` are the patterns of the queues that have metrics of their own."""
         if self._server is not None:
-            # Imported here, because it takes 30 ms, and most brokers show no metrics.
             from truenext.broker.metrics import BrokerMetrics
 
             delay = LoopDelay(loop)

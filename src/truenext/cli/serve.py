@@ -56,7 +56,7 @@ STORE_SHARE = 0.5
 SWITCH_INTERVAL_S = 0.0001
 """Longest time in seconds for which one thread keeps the interpreter from another. The event loop needs the interpreter
 after each system call. While another thread reads pages of lanes, this happens about five times for each message that
-is sent and delivered."""
+is sent and delivered. So does the thread of the health server beside a recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,7 @@ def serve(
         resources.callback(manager.close)
         resources.callback(process.close)
         if settings.health is not None:
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
             process.serve_health(settings.health)
             print(f"health at {process.health_url}", flush=True)
         opened, engine, recovered = _open_and_recover(
