@@ -214,6 +214,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.wildcards
 	$(BIN)/python -m bench.steps
 	$(BIN)/python -m bench.audit
+	$(BIN)/python -m bench.waterfalls
 
 bench-backlog: .venv/spark ## Ten million messages that wait: speed, memory, restart; needs 30 GB of disk and a quarter of an hour (BACKLOG="--dir DIR" for another disk)
 	$(BIN)/python -m bench.backlog $(BACKLOG)

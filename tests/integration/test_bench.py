@@ -42,6 +42,10 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
             ("bench.spark_sink", "--rows", "2000", "--rounds", "1"),
             r"of the copy's rate from queue to queue[\s\S]* MiB more in the driver",
         ),
+        (
+            ("bench.waterfalls", "--events", "2000", "--runs", "1"),
+            r"2,000 events .*\nfound: .* \(at most 5 s\)\nnot found[\s\S]*\d events/s, .* MiB \(at most 64\)",
+        ),
         (("bench.start", "--runs", "1"), r"\nready: after \d+ ms .*, \d\.\d\d of that"),
         (
             ("bench.backup", "--waiting", "20000", "--runs", "1", "--share", "0.01", "--rate", "4"),

@@ -22,12 +22,13 @@ from tests.spark.shop import shop
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.flows import events as written
+from truenext.flows.model import flow_of
 from truenext.history.stage_files import FORMAT, stage_files
 from truenext.spark.audit.command import run_audit
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
-from truenext.spark.waterfalls import waterfalls_html
+from truenext.spark.waterfalls import recorded_flows, waterfalls_html
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -293,7 +294,9 @@ def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judge
     assert results.notes[1:] == (
         "A process of stages has lost events; what only these events could show was not judged.",
     )
-    # The flows are told all the same.
+    # The flows are told all the same, and what the page says of each is what its executions say.
+    for flow in recorded_flows(results.tables["waterfalls"].toPandas()):
+        assert flow_of(flow.executions) == flow
     drawn = waterfalls_html(results.tables["waterfalls"].toPandas())
     for text in (
         "order 7|mail",

@@ -198,8 +198,8 @@ texts that apply."""
 STAGE_TABLES: dict[str, str] = {
     "flows": "flow: `started_at`, `seconds`, `messages`, `runs`, `failures`, `given_up`, `in_progress`",
     "stage_runs": "execution of a stage: its stage and message, its outcome, the times at which the broker accepted "
-    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). `process` and "
-    "`execution` are those of its events",
+    "and dispatched the message, and the kind of event by which the message ended (`end_kind`). "
+    "`process`, `execution` and `given_up_for` are those of its events",
     "stages": "stage: its executions by outcome, `interrupted` if none was recorded; milliseconds that messages waited "
     "and executions took: p50, p99, max",
     "stage_findings": "finding",

@@ -12,7 +12,7 @@ style nor script: bars are rectangles of SVG, and `waterfall.css` gives all colo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
@@ -87,17 +87,20 @@ class WaterfallLine(msgspec.Struct, frozen=True):
 
 
 def waterfall_lines(flow: RecordedFlow) -> list[WaterfallLine]:
-    """Return the lines of a flow, in the order of their first executions."""
+    """Return the lines of a flow: below each message those that its stage has sent, in the order of their starts."""
     by_line: dict[tuple[str, str], list[RecordedExecution]] = {}
     for each in flow.executions:
         by_line.setdefault((each.message, each.stage), []).append(each)
     handled = _handled_lines(by_line)
-    depths: dict[str, int] = {}
-    lines = []
-    for key, runs in by_line.items():
-        depth = depths.setdefault(runs[0].message, depths.get(runs[0].parent, -1) + 1)
-        lines.append(_line(flow, runs, depth, is_handled=key in handled))
-    return lines
+    keys: dict[str, list[tuple[str, str]]] = {}
+    for key in by_line:
+        keys.setdefault(key[0], []).append(key)
+    parents = {message: by_line[own[0]][0].parent for message, own in keys.items()}
+    return [
+        _line(flow, by_line[key], depth, is_handled=key in handled)
+        for message, depth in _in_tree(parents)
+        for key in keys[message]
+    ]
 
 
 def to_text(flow: RecordedFlow, *, width: int = TEXT_WIDTH, lines_max: int | None = None) -> str:
@@ -113,7 +116,7 @@ def to_text(flow: RecordedFlow, *, width: int = TEXT_WIDTH, lines_max: int | Non
     ]
     widths = [max(map(len, column)) for column in zip(("", "waited", "worked"), *rows, strict=True)]
     duration = format_duration(flow.seconds * 1e3)
-    bars_width = max(_BARS_WIDTH_MIN, width - sum(widths) - 6 - _outcome_width(lines))
+    bars_width = max(_BARS_WIDTH_MIN, width - sum(widths) - 8 - _outcome_width(lines))
     parts = [
         f"{_printable(flow.trace) or '(no trace)'}: {', '.join(_facts(flow))}",
         _text_row(("", "waited", "worked"), widths, f"0{duration:>{bars_width - 1}}", ""),
@@ -155,6 +158,24 @@ def format_duration(ms: float) -> str:
 
 
 # ---- Lines ----
+
+
+def _in_tree(parents: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield messages with their depths: each one before its children, and these before the next one of its depth.
+    `parents` has the parent of each message, in the order of the starts."""
+    children: dict[str, list[str]] = {}
+    roots: list[str] = []
+    for message, parent in parents.items():
+        (children.setdefault(parent, []) if parent in parents else roots).append(message)
+    done = set()
+    # No service records messages that are their own ancestors, but a file may have them.
+    stack = [(message, 0) for message in (*reversed(list(parents)), *reversed(roots))]
+    while stack:
+        message, depth = stack.pop()
+        if message not in done:
+            done.add(message)
+            yield message, depth
+            stack += [(child, depth + 1) for child in reversed(children.get(message, ()))]
 
 
 def _handled_lines(by_line: dict[tuple[str, str], list[RecordedExecution]]) -> set[tuple[str, str]]:

@@ -6,16 +6,20 @@ A fault of a folder or a file stops nothing: each is a sentence in `problems`, a
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 
-from truenext.flows.events import EventLine, decode_line, decode_lines
+import msgspec
+
+from truenext.flows.events import CLOSED, OPENED, EventLine, decode_lines
 from truenext.history.stage_files import FORMAT, SUFFIX
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 128 * 1024
 """Bytes that are read of one file before another one has its turn."""
 LINE_BYTES_MAX = 64 * 1024
 """Largest size of one event. A longer line is not one."""
@@ -39,28 +43,55 @@ def list_files(folder: Path) -> tuple[list[os.DirEntry[str]], str]:
     return files, ""
 
 
-def first_event(path: Path) -> EventLine | None:
-    """Return the first event of a file; None if it is not written yet, or is not an event. Raises: OSError if the file
-    cannot be read"""
+class FileStart(msgspec.Struct):
+    """First line of a file with events: its event `opened`. Other lines have no format."""
+
+    kind: str = ""
+    format: int = 0
+    at: int = 0
+
+
+def read_start(path: Path) -> FileStart | None:
+    """Return the first line of a file; None if it is not written yet. Raises: OSError if the file cannot be read"""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a file")
     with path.open("rb", buffering=0) as file:
         line, end, _ = file.read(LINE_BYTES_MAX).partition(b"\n")
-    return decode_line(line) if end else None
+    if not end and len(line) < LINE_BYTES_MAX:
+        return None
+    try:
+        return msgspec.json.decode(line, type=FileStart)
+    except (msgspec.MsgspecError, ValueError):
+        return FileStart()
 
 
-def problem_of_format(path: str | Path, first: EventLine) -> str:
-    """Return a sentence if a file that begins with this event has another format than this truenext reads; else ""."""
-    if first.format == FORMAT:
+def problem_of_start(path: str | Path, start: FileStart) -> str:
+    """Return a sentence if a file that begins so cannot be read: its format is not that of this truenext; else ""."""
+    if start.kind != OPENED:
+        return f"{path} does not begin as a file of events, and is left out: was it cut or overwritten?"
+    if start.format == FORMAT:
         return ""
-    remedy = "update truenext" if first.format > FORMAT else "use the version that wrote it"
-    return f"{path} has events of format {first.format}, and this truenext reads {FORMAT}: {remedy}"
+    remedy = "update truenext" if start.format > FORMAT else "use the version that wrote it"
+    return f"{path} has events of format {start.format}, and this truenext reads {FORMAT}: {remedy}"
 
 
 def unreadable(path: str | Path, error: OSError) -> str:
-    return f"{path} cannot be read: {error.strerror or error}"
+    remedy = ": use the user of the service" if isinstance(error, PermissionError) else ""
+    return f"{path} cannot be read: {error.strerror or error}{remedy}"
 
 
 def incomplete(path: str | Path) -> str:
     return f"{path} ends in the middle of an event, which is left out: was its process killed?"
+
+
+def process_of(name: str) -> str:
+    """Return the id of the process that has written the file of this name."""
+    return name.rpartition("-")[0]
+
+
+def escape_paths(text: str) -> str:
+    """Return a text in which bytes of paths that are not UTF-8 are escaped, so that it can be encoded."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class EventFiles:
@@ -78,6 +109,9 @@ class EventFiles:
         """Names of files that are read, or skipped."""
         self._folder_problems: list[str] = []
         self._file_problems: dict[str, str] = {}
+        self._last_numbers: dict[str, int] = {}
+        """Number of the last event that was read, by process."""
+        self._lost_counts: dict[str, int] = {}
         self._is_first = True
         self.skipped_bytes = 0
         """Bytes of older files that were there at first, and are not read."""
@@ -85,7 +119,7 @@ class EventFiles:
     @property
     def problems(self) -> list[str]:
         """Sentences about folders and files that cannot be read, or not completely."""
-        return [*self._folder_problems, *self._file_problems.values()]
+        return [escape_paths(each) for each in (*self._folder_problems, *self._file_problems.values())]
 
     def read(self, bytes_max: int) -> Iterator[list[EventLine]]:
         """Look for new files and new events, and yield the events of about `bytes_max` bytes. Less means that all is
@@ -112,10 +146,7 @@ class EventFiles:
                 self._folder_problems.append(problem)
             for entry in entries:
                 found.setdefault(entry.name, entry)
-        for name in self._files.keys() - found.keys():
-            del self._files[name]
-            self._file_problems.pop(name, None)
-        self._finished &= found.keys()
+        self._forget_all_but(found.keys())
         new = [entry for name, entry in found.items() if name not in self._files and name not in self._finished]
         if self._is_first:
             new = self._newest(new)
@@ -123,10 +154,20 @@ class EventFiles:
         for entry in new:
             self._open(entry)
 
+    def _forget_all_but(self, names: Set[str]) -> None:
+        """Forget files that are deleted, and processes without a file."""
+        for name in self._files.keys() - names:
+            del self._files[name]
+        self._finished &= names
+        processes = {process_of(name) for name in names}
+        for known in (self._file_problems, self._last_numbers, self._lost_counts):
+            for name in known.keys() - names - processes:
+                del known[name]
+
     def _newest(self, entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
         """Return the entries that are read at first, and mark the others as finished."""
         stats = sorted(
-            ((stat.st_mtime, entry.name, stat.st_size, entry) for entry, stat in _with_stats(entries)), reverse=True
+            ((found.st_mtime, entry.name, found.st_size, entry) for entry, found in _with_stats(entries)), reverse=True
         )
         newest: list[os.DirEntry[str]] = []
         total = 0
@@ -141,7 +182,7 @@ class EventFiles:
 
     def _open(self, entry: os.DirEntry[str]) -> None:
         try:
-            first = first_event(Path(entry.path))
+            first = read_start(Path(entry.path))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -150,7 +191,7 @@ class EventFiles:
         if first is None:
             # The service has not written it yet.
             return
-        if problem := problem_of_format(entry.path, first):
+        if problem := problem_of_start(entry.path, first):
             self._skip(entry.name, problem)
             return
         self._files[entry.name] = _EventFile(Path(entry.path), first.at)
@@ -176,16 +217,36 @@ class EventFiles:
         decoded = decode_lines(lines)
         events = [each for each in decoded if each is not None]
         file.bad_lines += len(decoded) - len(events) + skipped
+        if lines and self._file_problems.get(name) == incomplete(file.path):
+            # The rest has come.
+            del self._file_problems[name]
         if file.bad_lines:
             what = "a line that is" if file.bad_lines == 1 else f"{file.bad_lines:,} lines that are"
             self._tell(name, f"{file.path} has {what} not an event, and left out: was the file cut or overwritten?")
         if events:
             file.at = max(file.at, events[-1].at)
+            file.is_closed = events[-1].kind == CLOSED
+            self._count_lost(events)
         return events, len(lines)
 
+    def _count_lost(self, events: list[EventLine]) -> None:
+        """Note numbers that are missing among a process's events: its disk was full, or too slow."""
+        for event in events:
+            if not event.number:
+                # Each file begins with it.
+                continue
+            last = self._last_numbers.get(event.process, event.number - 1)
+            self._last_numbers[event.process] = max(event.number, last)
+            if event.number > last + 1:
+                lost = self._lost_counts[event.process] = (
+                    self._lost_counts.get(event.process, 0) + event.number - last - 1
+                )
+                what = "an event is" if lost == 1 else f"{lost:,} events are"
+                self._tell(event.process, f"{what} missing of process {event.process}: flows may lack executions")
+
     def _finish_files(self) -> None:
-        """Forget files that cannot grow: their process has begun another one."""
-        last = {name.rpartition("-")[0]: name for name in sorted(self._files)}
+        """Forget files that cannot grow: their process has ended, or has begun another one."""
+        last = {process_of(name): name for name in sorted(self._files)}
         now = time.time()
         for name, file in list(self._files.items()):
             is_read = file.size == file.offset
@@ -193,7 +254,7 @@ class EventFiles:
                 self._tell(name, f"{file.path} became shorter while it was read: its events may be incomplete")
             elif not is_read and not file.has_line and now - file.changed > _INCOMPLETE_S:
                 self._tell(name, incomplete(file.path))
-            if (is_read or not file.has_line) and last[name.rpartition("-")[0]] != name:
+            if (is_read or not file.has_line) and (file.is_closed or last[process_of(name)] != name):
                 del self._files[name]
                 self._finished.add(name)
 
@@ -201,7 +262,7 @@ class EventFiles:
 class _EventFile:
     """One file: its position, and what was found in it."""
 
-    __slots__ = ("at", "bad_lines", "changed", "has_line", "offset", "path", "size", "was_cut")
+    __slots__ = ("at", "bad_lines", "changed", "has_line", "is_closed", "offset", "path", "size", "was_cut")
 
     def __init__(self, path: Path, at: int) -> None:
         self.path = path
@@ -212,20 +273,22 @@ class _EventFile:
         self.changed = 0.0
         self.has_line = True
         """False if no complete line follows `offset`."""
+        self.is_closed = False
+        """True if the last event says that the process has shut down."""
         self.bad_lines = 0
         self.was_cut = False
 
     def measure(self) -> int:
         """Return the size of the file; that of the last time if the file is gone."""
         try:
-            stat = self.path.stat()
+            now = self.path.stat()
         except OSError:
             return self.size
-        if stat.st_size < self.offset:
+        if now.st_size < self.offset:
             self.was_cut = True
-            self.offset = stat.st_size
-        self.has_line = self.has_line or stat.st_size != self.size
-        self.size, self.changed = stat.st_size, stat.st_mtime
+            self.offset = now.st_size
+        self.has_line = self.has_line or now.st_size != self.size
+        self.size, self.changed = now.st_size, now.st_mtime
         return self.size if self.has_line else self.offset
 
     def read_lines(self) -> tuple[bytes, int]:

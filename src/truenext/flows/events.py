@@ -7,15 +7,17 @@ Each event is a line of JSON in a file (`history/stage_files.py`). Services writ
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
 TRACE_MAX = 200
 """Largest number of characters of a flow's human-readable name, its trace, that are recorded."""
 
+OPENED = "opened"
 STARTED = "started"
 SQL_COMMITTED = "SQL committed"
+CLOSED = "closed"
 
 ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed", "rejected", "released", "in doubt"]
 """Outcome of an execution.
@@ -47,7 +49,7 @@ class StageEvent(msgspec.Struct):
     """Time of the event in microseconds since the epoch, by the clock of the process."""
 
 
-class FileOpened(StageEvent, tag_field="kind", tag="opened"):
+class FileOpened(StageEvent, tag_field="kind", tag=OPENED):
     """Beginning of a file: the first event of each file."""
 
     format: int
@@ -114,8 +116,12 @@ class ExecutionEnded(StageEvent, omit_defaults=True):
     stage that handles the failure."""
 
 
-class ProcessClosed(StageEvent, tag_field="kind", tag="closed"):
+class ProcessClosed(StageEvent, tag_field="kind", tag=CLOSED):
     """End of a process: it has shut down normally, and records nothing more."""
+
+
+Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Number with which a reader can calculate. Services record no other."""
 
 
 class EventLine(msgspec.Struct, gc=False):
@@ -124,9 +130,9 @@ class EventLine(msgspec.Struct, gc=False):
 
     kind: str
     process: str
-    number: int
-    at: int
-    format: int = 0
+    number: Integer
+    at: Integer
+    format: Integer = 0
     service: str = ""
     instance: str = ""
     stage: str = ""
@@ -134,17 +140,17 @@ class EventLine(msgspec.Struct, gc=False):
     flow: str = ""
     trace: str = ""
     sender: str = ""
-    attempt: int = 0
-    deliveries: int = 0
+    attempt: Integer = 0
+    deliveries: Integer = 0
     parent: str = ""
     queue: str | None = None
-    sequence: int | None = None
-    accepted_ms: int | None = None
+    sequence: Integer | None = None
+    accepted_ms: Integer | None = None
     exactly_once: bool = False
-    execution: int = 0
-    total_us: int | None = None
-    run_us: int | None = None
-    commit_us: int | None = None
+    execution: Integer = 0
+    total_us: Integer | None = None
+    run_us: Integer | None = None
+    commit_us: Integer | None = None
     error: str | None = None
     given_up_for: str | None = None
 

@@ -10,6 +10,7 @@ bounded: each kind of flow has a share of its own, so that flows without failure
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import chain
@@ -25,15 +26,15 @@ BYTES_MAX = 64 * 1024 * 1024
 FIRST_BYTES_MAX = 128 * 1024 * 1024
 """Largest number of bytes of events that are read at first. Flows of earlier events are found by
 `truenext.flows.search`."""
-READ_BYTES_MAX = 1024 * 1024
-"""Number of bytes that one call reads, about: some 4,000 events, in 20 ms."""
+READ_BYTES_MAX = 256 * 1024
+"""Number of bytes that one call reads, about: some 1,000 events, in 10 ms."""
 EXECUTIONS_MAX = 1000
 """Largest number of executions that are kept of one flow. Completed ones beyond are only counted."""
 SLOW_MAX = 100
 """Largest number of the slowest ended flows that are kept beyond the latest."""
-_EXECUTION_BYTES = 1000
+_EXECUTION_BYTES = 500
 """Bytes of one execution in memory, with its numbers, but without its texts."""
-_FLOW_BYTES = 900
+_FLOW_BYTES = 800
 """Bytes of one flow in memory, without its executions and texts."""
 _NAMES_MAX = 10_000
 """Largest number of names that are kept once for all executions."""
@@ -52,6 +53,8 @@ class FlowReader:
         self._running: dict[tuple[str, int], RecordedExecution] = {}
         """Executions without a recorded end, by process and number."""
         self._changed: dict[str, _KeptFlow] = {}
+        self._slow_seconds_min = 0.0
+        """Seconds of the fastest flow of the share `slow`, when one came last."""
         self._names: dict[str, str] = {}
 
     # ---- Reading ----
@@ -121,6 +124,9 @@ class FlowReader:
             self._continue(event)
 
     def _start(self, event: EventLine) -> None:
+        if (event.process, event.number) in self._running:
+            # A copy: someone has copied files into another folder.
+            return
         event.stage, event.sender, event.process = map(self._name, (event.stage, event.sender, event.process))
         event.queue = None if event.queue is None else self._name(event.queue)
         kept = self._flows.get(event.flow)
@@ -130,7 +136,7 @@ class FlowReader:
         else:
             event.flow, event.trace = kept.flow.id, kept.flow.trace
             execution = start_execution(event)
-            kept.flow.executions.append(execution)
+            kept.added.append(execution)
         self._running[event.process, event.number] = execution
         self._changed[event.flow] = kept
 
@@ -167,7 +173,8 @@ class FlowReader:
                     self._forget(kept)
 
     def _summarize(self, kept: _KeptFlow) -> None:
-        flow = flow_of(kept.flow.executions)
+        flow = flow_of([*kept.flow.executions, *kept.added])
+        kept.added = []
         flow.omitted = kept.flow.omitted
         if flow.runs > EXECUTIONS_MAX:
             self._omit(flow)
@@ -188,6 +195,8 @@ class FlowReader:
     def _keep_if_slow(self, kept: _KeptFlow) -> bool:
         """Keep an ended flow that is older than the latest, if it is one of the slowest."""
         slow = self._shares["slow"]
+        if len(slow.flows) >= SLOW_MAX and kept.flow.seconds <= self._slow_seconds_min:
+            return False
         slow.add(kept)
         while len(slow.flows) > SLOW_MAX or slow.bytes > slow.bytes_max:
             fastest = min(slow.flows.values(), key=lambda each: each.flow.seconds)
@@ -195,6 +204,7 @@ class FlowReader:
             if fastest is kept:
                 return False
             self._forget(fastest)
+        self._slow_seconds_min = min(each.flow.seconds for each in slow.flows.values())
         return True
 
     def _forget(self, kept: _KeptFlow) -> None:
@@ -205,10 +215,13 @@ class FlowReader:
 
 
 class _KeptFlow:
-    __slots__ = ("bytes", "flow", "share")
+    __slots__ = ("added", "bytes", "flow", "share")
 
     def __init__(self, flow: RecordedFlow) -> None:
         self.flow = flow
+        """The flow up to the last read; callers may still draw an older one."""
+        self.added: list[RecordedExecution] = []
+        """Executions that have started since."""
         self.bytes = 0
         self.share: _Share | None = None
 
@@ -219,7 +232,7 @@ class _Share:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self.flows: dict[str, _KeptFlow] = {}
+        self.flows: OrderedDict[str, _KeptFlow] = OrderedDict()
 
     def add(self, kept: _KeptFlow) -> None:
         kept.share = self
@@ -232,8 +245,9 @@ class _Share:
         self.bytes -= kept.bytes
 
     def pop_oldest(self) -> _KeptFlow:
-        kept = next(iter(self.flows.values()))
-        self.remove(kept)
+        _, kept = self.flows.popitem(last=False)
+        kept.share = None
+        self.bytes -= kept.bytes
         return kept
 
 

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from truenext.flows.event_files import first_event, incomplete, list_files, problem_of_format, unreadable
+from truenext.flows.event_files import (
+    escape_paths,
+    incomplete,
+    list_files,
+    problem_of_start,
+    process_of,
+    read_start,
+    unreadable,
+)
 from truenext.flows.events import OUTCOMES, STARTED, TRACE_MAX, EventLine, decode_line
 from truenext.flows.model import RecordedExecution, RecordedFlow, continue_execution, flows_of, start_execution
 
@@ -26,6 +34,7 @@ SIMILAR_MAX = 3
 BLOCK_BYTES = 16 * 1024 * 1024
 _TRACES_MAX = 100_000
 """Largest number of traces that are compared to find similar ones."""
+_CANDIDATES_MAX = 200
 _SIMILARITY_MIN = 0.6
 
 _EXECUTION = re.compile(rb'"execution": ?(\d+)')
@@ -51,7 +60,8 @@ def find_flows(folders: Sequence[Path], text: str) -> FoundFlows:
             for block in _blocks(path, problems):
                 search.scan(block)
         search.end_process()
-    return FoundFlows(flows_of(search.executions()), search.omitted, problems)
+    search.omit_earliest()
+    return FoundFlows(flows_of(search.executions()), search.omitted, list(map(escape_paths, problems)))
 
 
 def similar_traces(folders: Sequence[Path], text: str) -> list[str]:
@@ -61,20 +71,31 @@ def similar_traces(folders: Sequence[Path], text: str) -> list[str]:
         for path in paths:
             for block in _blocks(path, []):
                 traces.update(dict.fromkeys(_traces_in(block)))
-                while len(traces) > _TRACES_MAX:
-                    del traces[next(iter(traces))]
-    matcher = SequenceMatcher(b=text.casefold())
+                if len(traces) > _TRACES_MAX:
+                    traces = dict.fromkeys(list(traces)[-_TRACES_MAX:])
+    folded = text.casefold()
+    # A typing error leaves most of the beginning and of the end. The better measure takes a hundred times as long.
+    candidates = nlargest(_CANDIDATES_MAX, traces, key=lambda trace: _common_ends(folded, trace.casefold()))
+    best = nlargest(SIMILAR_MAX, ((_similarity(folded, trace.casefold()), trace) for trace in candidates))
+    return [trace for similarity, trace in best if similarity > _SIMILARITY_MIN]
 
-    def similarity(trace: str) -> float:
-        folded = trace.casefold()
-        if text.casefold() in folded:
-            return 1 + len(text) / len(folded)
-        matcher.set_seq1(folded)
-        is_possible = matcher.real_quick_ratio() > _SIMILARITY_MIN and matcher.quick_ratio() > _SIMILARITY_MIN
-        return matcher.ratio() if is_possible else 0.0
 
-    best = nlargest(SIMILAR_MAX, ((similarity(trace), trace) for trace in traces))
-    return [trace for ratio, trace in best if ratio > _SIMILARITY_MIN]
+def _common_ends(text: str, other: str) -> float:
+    """Return which part of the longer text both have at their beginnings or ends; more than 1 if one has the other."""
+    longer = max(len(text), len(other), 1)
+    if text in other:
+        return 1 + len(text) / longer
+    return (_common_prefix(text, other) + _common_prefix(text[::-1], other[::-1])) / longer
+
+
+def _common_prefix(text: str, other: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    different = (index for index, (one, two) in enumerate(zip(text, other, strict=False)) if one != two)
+    return next(different, min(len(text), len(other)))
+
+
+def _similarity(text: str, other: str) -> float:
+    return max(_common_ends(text, other), SequenceMatcher(None, text, other).ratio())
 
 
 class _Search:
@@ -101,31 +122,29 @@ class _Search:
 
     def scan(self, block: bytes) -> None:
         """Find starts of wanted executions in whole lines, and the later events of those that run."""
-        first = 0 if self._running else self._next_start(block, 0)
-        while 0 <= first < len(block):
+        first = 0
+        while first < len(block):
             # Between two starts only the ends of running executions matter.
-            at = self._next_start(block, first)
-            self._continue(block, first, len(block) if at < 0 else at)
-            if at < 0:
-                return
-            first = self._start(block, at)
+            at = block.find(self._needle, first)
+            end = len(block) if at < 0 else block.find(b"\n", at) + 1
+            self._continue(block, first, end)
+            if at >= 0:
+                self._start(block[block.rfind(b"\n", 0, at) + 1 : end])
+            first = end
 
     def end_process(self) -> None:
         """Forget executions that run: no further file has events of their process."""
         self._running.clear()
 
-    def _next_start(self, block: bytes, first: int) -> int:
-        return block.find(self._needle, first)
-
-    def _start(self, block: bytes, at: int) -> int:
-        """Add the execution that starts in the line around `at`, if it is wanted. Return the end of the line."""
-        end = block.find(b"\n", at) + 1
-        event = decode_line(block[block.rfind(b"\n", 0, at) + 1 : end])
+    def _start(self, line: bytes) -> None:
+        """Add the execution that starts in this line, if it is wanted."""
+        event = decode_line(line)
         if event is not None and event.kind == STARTED and self._is_wanted(event):
             key = (event.process, event.number)
-            self._running[key] = execution = start_execution(event)
-            self._add(execution)
-        return end
+            # A copy that follows: files were copied into another folder.
+            if key not in self._running:
+                self._running[key] = execution = start_execution(event)
+                self._add(execution)
 
     def _is_wanted(self, event: EventLine) -> bool:
         is_found = self._trace == event.trace or self._text == event.flow or event.trace.startswith(self._prefix)
@@ -134,10 +153,16 @@ class _Search:
     def _add(self, execution: RecordedExecution) -> None:
         self._flows.setdefault(execution.flow, []).append(execution)
         self._count += 1
-        while len(self._flows) > 1 and (len(self._flows) > FLOWS_MAX or self._count > EXECUTIONS_MAX):
-            earliest = min(self._flows, key=lambda flow: self._flows[flow][0].started_at)
-            self._omitted_flows.add(earliest)
-            self._count -= len(self._flows.pop(earliest))
+        if len(self._flows) > 2 * FLOWS_MAX or self._count > EXECUTIONS_MAX:
+            self.omit_earliest()
+
+    def omit_earliest(self) -> None:
+        """Leave out the earliest flows beyond FLOWS_MAX and EXECUTIONS_MAX; the latest flow stays, however large."""
+        for flow in sorted(self._flows, key=lambda each: self._flows[each][0].started_at)[:-1]:
+            if len(self._flows) <= FLOWS_MAX and self._count <= EXECUTIONS_MAX:
+                return
+            self._omitted_flows.add(flow)
+            self._count -= len(self._flows.pop(flow))
 
     def _continue(self, block: bytes, first: int, end: int) -> None:
         """Add the later events of running executions that are between `first` and `end`."""
@@ -167,7 +192,7 @@ def _paths_by_process(folders: Sequence[Path], problems: list[str]) -> Iterator[
         if problem:
             problems.append(problem)
         for entry in entries:
-            found.setdefault(entry.name.rpartition("-")[0], {}).setdefault(entry.name, Path(entry.path))
+            found.setdefault(process_of(entry.name), {}).setdefault(entry.name, Path(entry.path))
     for _, files in sorted(found.items()):
         yield [path for _, path in sorted(files.items())]
 
@@ -175,10 +200,10 @@ def _paths_by_process(folders: Sequence[Path], problems: list[str]) -> Iterator[
 def _blocks(path: Path, problems: list[str]) -> Iterator[bytes]:
     """Yield the lines of a file, in blocks of whole lines."""
     try:
-        first = first_event(path)
+        first = read_start(path)
         if first is None:
             return
-        if problem := problem_of_format(path, first):
+        if problem := problem_of_start(path, first):
             problems.append(problem)
             return
         with path.open("rb", buffering=0) as file:

@@ -72,6 +72,6 @@ def _nothing_found(folders: tuple[Path, ...], trace: str) -> str:
         names = ", ".join(repr(each) for each in similar)
         return f"no flow has the trace {trace!r}; similar ones: {names}"
     return (
-        f"no flow has the trace {trace!r}, nor a similar one: give the trace as the flow's start has named it; old events "
-        "are deleted after 30 days or 8 GiB"
+        f"no flow has the trace {trace!r}, nor a similar one: give the trace that the start of the flow has named; "
+        "events are deleted after 30 days, or beyond 8 GiB"
     )
