@@ -34,11 +34,11 @@ def _queue_name(number: int, payload: str) -> str:
 
 
 def _client_id(number: int, payload: str) -> str:
-    text = f"{number} {payload}"[:100]
+    text = f"shop.{re.sub(r'[*>,]', '', payload)}"[:100]
     try:
         durable_key(text, "all")
     except TruenextError:
-        return f"client {number} {re.sub(r'[*>,]', '', payload)[:80]}" if payload.isprintable() else f"client {number}"
+        return f"shop.{number}"
     return text
 
 
