@@ -7,17 +7,20 @@ import re
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 import trustme
 
+from tests.drawing import each_one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from truenext import blocking
@@ -26,10 +29,17 @@ from truenext.errors import ConfigurationError
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[tuple[Forked, str]]:
-    """Run a console until the end of the block, and yield it with the address that it has printed."""
+def running(folder: Path, *options: str, is_alone: bool = False) -> Iterator[tuple[Forked | Popen[bytes], str]]:
+    """Run a console until the end of the block, and yield it with the address that it has printed. With `is_alone` its
+    process has only its own modules."""
     log = folder / "console.log"
-    process = Forked(["console", *options], stdout=log, stderr=log)
+    command = ["console", *options]
+    process: Forked | Popen[bytes]
+    if is_alone:
+        with log.open("wb") as file:
+            process = Popen([sys.executable, "-m", "truenext", *command], stdout=file, stderr=file)
+    else:
+        process = Forked(command, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := re.search(r"https?://\S+", log.read_text() if log.exists() else "")) is None:
@@ -107,22 +117,24 @@ def test_clients_notice_nothing_of_a_console_that_hangs_or_is_killed(own_broker:
                             assert consumer.receive(timeout=5) is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        (["--listen", "127.0.0.1:8161"], "must be http://HOST:PORT"),
-        (["--listen", "ftp://127.0.0.1"], "must be http://HOST:PORT"),
-        (["--listen", "http://127.0.0.1:99999"], "not an address to listen on"),
-        (["--listen", "http://127.0.0.1:8161/path"], "must be http://HOST:PORT"),
-        (["--listen", "http://192.0.2.1:8161"], "--allow-plaintext"),
-        (["--listen", "http://0.0.0.0:8161", "--allow-plaintext"], "--host"),
-        (["--listen", "https://127.0.0.1:8161"], "--certificate"),
-        (["--events", "/nowhere/events"], "does not exist"),
-        (["--broker", "stomp://127.0.0.1:1"], "truenext serve"),
-    ],
-)
-def test_option_that_cannot_be_met_is_told_in_a_sentence(options: list[str], part: str) -> None:
+UNMET: list[tuple[list[str], str]] = [
+    (["--listen", "127.0.0.1:8161"], "must be http://HOST:PORT"),
+    (["--listen", "ftp://127.0.0.1"], "must be http://HOST:PORT"),
+    (["--listen", "http://127.0.0.1:99999"], "not an address to listen on"),
+    (["--listen", "http://127.0.0.1:8161/path"], "must be http://HOST:PORT"),
+    (["--listen", "http://192.0.2.1:8161"], "--allow-plaintext"),
+    (["--listen", "http://0.0.0.0:8161", "--allow-plaintext"], "--host"),
+    (["--listen", "https://127.0.0.1:8161"], "--certificate"),
+    (["--events", "/nowhere/events"], "does not exist"),
+    (["--broker", "stomp://127.0.0.1:1"], "truenext serve"),
+]
+"""Options that cannot be met, and a part of the error."""
+
+
+@pytest.mark.parametrize("unmet", each_one_of(UNMET, [" ".join(options) for options, _ in UNMET]))
+def test_option_that_cannot_be_met_is_told_in_a_sentence(unmet: tuple[list[str], str]) -> None:
     # C35.1
+    options, part = unmet
     assert part in failed(*options)
 
 

@@ -55,6 +55,22 @@ def test_without_users_the_console_goes_on_after_a_restart_of_the_broker(own_bro
     run(own_broker, test)
 
 
+def test_broker_that_has_got_users_ends_logins_without_one(own_broker: BrokerProcess, tmp_path: Path) -> None:
+    # C35.3
+    async def test(console: ConsoleHere) -> None:
+        browser = await console.opened()
+        assert (await browser.get("/queues")).status == 200
+        await stopped(own_broker)
+        own_broker.options = ["--users", str(users_file(tmp_path))]
+        await started(own_broker)
+        assert (await browser.get("/queues", JSON)).status == 401
+        assert (await browser.get(f"/open?key={console.console.key}")).status == 403
+        assert (await browser.log_in("rita", PASSWORD)).status == 303
+        assert (await browser.get("/queues")).status == 200
+
+    run(own_broker, test)
+
+
 def test_with_users_a_restart_of_the_broker_ends_the_login(tmp_path: Path) -> None:
     # C35.3
     broker = BrokerProcess(tmp_path, ["--users", str(users_file(tmp_path))])

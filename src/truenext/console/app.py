@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,12 +39,13 @@ from truenext.version import VERSION
 logger = logging.getLogger(__name__)
 
 FORM_BYTES_MAX = 256 * 1024
+CHUNK_BYTES = 64 * 1024
 FIELDS_MAX = 5000
 """Largest number of parameters of an address, or of fields of a form."""
-LIVE_S = 2.0
-"""Shortest time between two states of a page in a stream."""
-STREAM_BUSY_MAX = 0.1
-"""Largest part of the time in which a stream asks the broker."""
+LIVE_S, LIVE_S_MAX = 2.0, 15.0
+"""Shortest and longest time between two states of a page in a stream."""
+STREAM_BUSY_MAX = 0.005
+"""Largest part of the time in which a stream asks the broker, unless LIVE_S_MAX is longer."""
 HEART_BEAT_S = 15.0
 """Time after which a stream without news sends a comment, so that a closed browser is noticed."""
 
@@ -326,7 +328,8 @@ class Requests:
                     yield ": nothing new\n\n"
                     quiet_since = time.monotonic()
                 login.used_s = max(login.used_s, time.monotonic())
-                await asyncio.sleep(max(LIVE_S, (time.monotonic() - started) / STREAM_BUSY_MAX))
+                busy_s = time.monotonic() - started
+                await asyncio.sleep(min(max(LIVE_S, busy_s / STREAM_BUSY_MAX), LIVE_S_MAX))
             yield _event("", "login")
         finally:
             login.streams -= 1
@@ -335,6 +338,8 @@ class Requests:
         status, text = failure_of(error)
         if status == 401:
             if login is not None:
+                # A broker without users may have got some.
+                self._console.has_users = True
                 await self._console.log_out(login)
             return self._ask_to_log_in(request, text)
         page = others.Failure(status=status, error=text)
@@ -512,14 +517,16 @@ class Requests:
         try:
             visit = await self._console.visit(login, _query(request))
             rights = visit.rights
-            body = await views.body(visit)
+            chunks, size = _chunks(body := await views.body(visit)), len(body)
+            del body
         except (TruenextError, TimeoutError) as error:
             return await self._fail(request, error, login, rights)
         headers = {
+            "content-length": str(size),
             "content-disposition": f'attachment; filename="message-{visit.number("sequence", 0)}.bin"',
             "content-security-policy": f"{doors.CONTENT_SECURITY_POLICY}; sandbox",
         }
-        return Response(body, media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
 
 
 async def load(route: PageRoute, visit: Visit) -> msgspec.Struct:
@@ -550,6 +557,16 @@ def _own_address(next: str) -> str:
     """Return an address of this console, for a redirection; "/" in place of one that leads elsewhere."""
     is_own = next.startswith("/") and not next.startswith(("//", "/\\")) and next.isprintable() and "\\" not in next
     return next if is_own else "/"
+
+
+async def _chunks(body: bytes) -> AsyncIterator[bytes]:
+    """Yield parts of a body. Meanwhile it is in a file: a slow browser keeps that, and no memory."""
+    with tempfile.TemporaryFile() as file:
+        file.write(body)
+        del body
+        file.seek(0)
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
 
 
 def _event(data: str, name: str = "") -> str:

@@ -14,7 +14,7 @@ STEP_S = 5
 """Seconds between two values of a series."""
 POINTS = 720
 """Number of values of a series: those of an hour."""
-BYTES_MAX = 16 * 1024 * 1024
+BYTES_MAX = 8 * 1024 * 1024
 """Largest number of bytes of all series. The series that was written longest ago goes first."""
 _EMPTY = array("f", [math.nan]) * POINTS
 _SERIES_BYTES = POINTS * 4 + 400

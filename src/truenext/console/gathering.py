@@ -29,7 +29,13 @@ logger = logging.getLogger(__name__)
 
 TOP = 100
 """Number of queues that are gathered in each order."""
+SELDOM = 3
+"""The fullest queues, and those of dead letters, are gathered each third time: a request visits all queues."""
+BUSY_MAX = 0.02
+"""Largest part of the time in which a gathering waits for the broker."""
 DEAD_LETTERS = "DLQ.>"
+LONGEST_S = 30.0
+"""Longest time between two gatherings."""
 FIRST_S = 5.0
 """Seconds for which a page waits for the first answers."""
 FIRST_REPORTS_S = 0.4
@@ -108,8 +114,12 @@ class _Loop:
                 logger.exception("gathering has failed")
                 self._failed("the console has failed to gather this: see its log")
             self.has_answer.set()
-            await asyncio.sleep(max(0.5, STEP_S - (time.monotonic() - started)))
+            await asyncio.sleep(self._pause_s(time.monotonic() - started))
         self.has_answer.clear()
+
+    def _pause_s(self, busy_s: float) -> float:
+        """Return how long to wait after the broker was asked for `busy_s` seconds."""
+        return max(STEP_S - busy_s, min(busy_s / BUSY_MAX, LONGEST_S))
 
     def _open_login(self) -> Login | None:
         """Return the login that joined last, of those that are open."""
@@ -128,18 +138,25 @@ class QueueGathering(_Loop):
         super().__init__()
         self._scope = scope
         self._charts = charts
+        self._number = 0
         self.latest = Gathered()
 
     async def _gather(self, link: Link) -> None:
         rights = await link.rights()
-        status, oldest, fullest, dead = await asyncio.gather(
-            _status(link, rights),
-            link.ask("queues", {"order": "oldest", "limit": TOP}, QueueList),
-            link.ask("queues", {"order": "waiting", "limit": TOP}, QueueList),
-            link.ask("queues", {"name": DEAD_LETTERS, "order": "waiting", "limit": TOP}, QueueList),
+        status, oldest = await asyncio.gather(
+            _status(link, rights), link.ask("queues", {"order": "oldest", "limit": TOP}, QueueList)
         )
+        fullest, dead = self.latest.fullest, self.latest.dead_letters
+        if self._number % SELDOM == 0 or dead is None:
+            by_waiting = {"order": "waiting", "limit": TOP}
+            all_queues, dead = await asyncio.gather(
+                link.ask("queues", by_waiting, QueueList),
+                link.ask("queues", by_waiting | {"name": DEAD_LETTERS}, QueueList),
+            )
+            fullest = all_queues.queues
+        self._number += 1
         now = time.time()
-        self.latest = Gathered(now, status, oldest, fullest.queues, dead)
+        self.latest = Gathered(now, status, oldest, fullest, dead)
         self._note(self.latest, now)
 
     def _failed(self, error: str) -> None:
@@ -215,3 +232,7 @@ class StageGathering(_Loop):
 
     def _failed(self, error: str) -> None:
         self.error = error
+
+    def _pause_s(self, busy_s: float) -> float:
+        # It has waited for processes, not for the broker.
+        return max(0.5, STEP_S - busy_s)

@@ -21,6 +21,8 @@ CONNECT_S = 5.0
 """Seconds within which the broker must accept a login."""
 ANSWER_S = 10.0
 """Seconds within which the broker must answer a control request."""
+BROWSES_MAX = 2
+"""Largest number of pages of messages that all logins read at once."""
 REQUESTS_MAX = 16
 """Largest number of requests of one link that have no answer yet; the broker allows 100."""
 RIGHTS_S = 5.0
@@ -42,6 +44,8 @@ class Broker:
         """`credentials` has files for TLS, and no login."""
         self.urls = urls
         self._credentials = credentials
+        self.browses = asyncio.Semaphore(BROWSES_MAX)
+        """Semaphore of all that read messages at the moment."""
 
     @property
     def name(self) -> str:
@@ -70,7 +74,6 @@ class Link:
         self._connection = connection
         self._opening = asyncio.Lock()
         self._requests = asyncio.Semaphore(REQUESTS_MAX)
-        self._browses = asyncio.Semaphore(2)
         self._rights: tuple[float, Rights] | None = None
 
     async def ask(self, verb: str, body: object, type: Callable[..., T]) -> T:
@@ -93,18 +96,31 @@ class Link:
             raise OlderBroker(_older(verb)) from error
 
     async def browse(
-        self, destination: str, *, count: int, after: tuple[int, int] | None, selector: str | None, bytes_max: int
+        self,
+        destination: str,
+        *,
+        count: int,
+        after: tuple[int, int] | None,
+        selector: str | None,
+        bytes_max: int,
+        body_max: int | None,
     ) -> tuple[list[Content], bool]:
         """Return some messages of a queue, as `Connection.browse_page` does.
 
         Raises: the errors of `ask`
         """
-        # Bodies of two pages at most are in memory for one login.
-        async with self._browses:
+        # A large message takes memory until it is cut or shown.
+        async with self.broker.browses:
             connection = await self.connection()
             try:
                 return await connection.browse_page(
-                    destination, count=count, after=after, selector=selector, bytes_max=bytes_max, timeout=ANSWER_S
+                    destination,
+                    count=count,
+                    after=after,
+                    selector=selector,
+                    bytes_max=bytes_max,
+                    body_max=body_max,
+                    timeout=ANSWER_S,
                 )
             except (ClosedError, ConnectionLost) as error:
                 raise self._ended(error) from error
@@ -132,7 +148,12 @@ class Link:
             if self.user is not None:
                 raise LoggedOut("the broker has ended this login: log in again")
             self._rights = None
-            self._connection = await self.broker.connect(None, None)
+            try:
+                self._connection = await self.broker.connect(None, None)
+            except Refused as error:
+                if error.code == Code.LOGIN:
+                    raise LoggedOut("the broker has users now: log in as one of them") from error
+                raise
             return self._connection
 
     def _ended(self, error: TruenextError) -> TruenextError:

@@ -16,6 +16,8 @@ from truenext.flows.model import RecordedFlow
 from truenext.flows.reader import FlowReader
 from truenext.flows.search import find_flows
 
+FLOWS_BYTES_MAX = 40 * 1024 * 1024
+"""Bytes of flows in memory. With charts, and the 45 MiB that the console itself takes, they are below 100 MiB."""
 FLOWS_S = 2.0
 """Seconds between two looks at the folders of events."""
 COUNTED_MAX = 1000
@@ -28,7 +30,7 @@ class Flows:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = folders
-        self.reader = FlowReader(folders)
+        self.reader = FlowReader(folders, bytes_max=FLOWS_BYTES_MAX)
         self._busy = asyncio.Lock()
         """Held by the one that uses the reader, which is not for several threads at once."""
         self._task: asyncio.Task[None] | None = None

@@ -88,8 +88,9 @@ class QueueBrowser(AnswerHandler):
 class PageBrowser(AnswerHandler):
     """Browser of a part of a queue. It ends early once the bodies are large together."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, body_max: int | None) -> None:
         self._bytes_max = bytes_max
+        self._body_max = body_max
         self._size = 0
         self._contents: list[Content] = []
         self._error: Exception | None = None
@@ -111,6 +112,7 @@ class PageBrowser(AnswerHandler):
             self._is_complete = True
             self.signal.set()
         elif self._size < self._bytes_max:
+            frame.body = frame.body[: self._body_max]
             self._size += len(frame.body)
             self._contents.append(make_content(frame))
             if self._size >= self._bytes_max:
@@ -134,6 +136,8 @@ class PageOptions(NamedTuple):
     count_max: int
     bytes_max: int
     """Bytes of bodies with which the page ends."""
+    body_max: int | None
+    """Bytes of each body that are kept; None keeps all."""
 
     def headers(self) -> dict[str, str]:
         headers = {
@@ -159,7 +163,7 @@ def read_page(client: Client, page: PageOptions, deadline: float) -> Flow[tuple[
     link = yield from client.wait_until_up(deadline, "browse")
     link.require_truenext("browse_page")
     id = f"{_BROWSE}-{link.next_receipt_id}"
-    browser = PageBrowser(page.bytes_max)
+    browser = PageBrowser(page.bytes_max, page.body_max)
     client.browse_listeners[id] = browser
     try:
         link.write_tracked(

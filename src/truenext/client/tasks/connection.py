@@ -675,6 +675,7 @@ class Connection:
         selector: str | None = None,
         after: tuple[int, int] | None = None,
         bytes_max: int = PAGE_BODIES_MAX,
+        body_max: int | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> tuple[list[Content], bool]:
         """Return some messages of a queue or durable subscription, without removing them. Unlike `browse` this uses
@@ -682,14 +683,15 @@ class Connection:
 
         The messages follow `after`, a message's priority and sequence; None begins with the true next. There are at
         most `count`, and fewer if their bodies have `bytes_max` bytes together. The second result is False if there
-        are fewer for that reason.
+        are fewer for that reason. With `body_max` only this number of bytes of each body is kept; the header
+        `content-length` has the size of the whole body.
 
         Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost; TimeoutError without
         all messages within `timeout` seconds; LocalProtocolError if the broker is not truenext
         """
         driver = self._driver
         deadline = driver.loop.time() + timeout
-        page = PageOptions(destination, selector, after, count, bytes_max)
+        page = PageOptions(destination, selector, after, count, bytes_max, body_max)
         return await driver.run_flow(read_page(driver.client, page, deadline))
 
     def forget_login(self) -> None:

@@ -19,7 +19,7 @@ from truenext.model.order import PRIORITY_DEFAULT
 QUEUES = 100
 READ_MAX = 100_000
 """Messages that are read for the groups of one page, unless the operator asks for more."""
-READ_S = 3.0
+READ_S = 1.0
 """Seconds after which a page shows the groups that were found so far."""
 EXAMPLES = 20
 """Groups, the largest first, for which the page looks for the flow of one message."""

@@ -61,7 +61,7 @@ async def find_message(visit: Visit, queue: str) -> Content:
     priorities = [visit.number("priority", 0, PRIORITY_MAX)] if given else range(PRIORITY_MAX, -1, -1)
     for priority in priorities if sequence else ():
         after = f"{priority},{sequence - 1}"
-        contents, _ = await browse(visit, queue, count=1, after=after, bytes_max=FRAME_BYTES_MAX)
+        contents, _ = await browse(visit, queue, count=1, after=after, bytes_max=FRAME_BYTES_MAX, body_max=None)
         if contents and (contents[0].priority, contents[0].sequence) == (priority, sequence):
             return contents[0]
     raise NotFound(

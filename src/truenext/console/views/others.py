@@ -12,6 +12,7 @@ import msgspec
 from truenext.console.answers import BulkAnswer, ClientReport, PolicyReport, QueueList, ScheduledSend, SecurityEvent
 from truenext.console.pages.bodies import beginning
 from truenext.console.pages.links import address
+from truenext.console.pages.message_rows import size_of
 from truenext.console.pages.others import (
     ConnectionRow,
     Connections,
@@ -53,8 +54,6 @@ SENDS_READ_MAX = 10_000
 QUERIES_MAX = 50
 BUNDLES_MAX = 1000
 """Bundles of one query that are read for the page of Spark's queries."""
-BODY_MAX = 64 * 1024
-"""Bytes of a body that are kept: decisions and marks are smaller."""
 
 # ---- Scheduled sends ----
 
@@ -266,7 +265,7 @@ async def _all(visit: Visit, queue: str) -> list[_Bundle]:
     after = ""
     while len(found) < BUNDLES_MAX:
         contents, is_whole = await browse(visit, queue, count=ROWS, after=after)
-        found += (_Bundle(each.headers, len(each.body), each.body[:BODY_MAX]) for each in contents)
+        found += (_Bundle(each.headers, size_of(each), each.body) for each in contents)
         if not contents or (is_whole and len(contents) < ROWS):
             break
         after = position(contents[-1])

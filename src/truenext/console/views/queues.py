@@ -9,7 +9,7 @@ from truenext.client.core.message import Content
 from truenext.console.answers import ConsumerReport, PolicyReport, QueueList, QueueReport
 from truenext.console.gathering import note_queue
 from truenext.console.pages.links import address, group_address
-from truenext.console.pages.message_rows import message_row
+from truenext.console.pages.message_rows import ENVELOPE_MAX, message_row
 from truenext.console.pages.queue_rows import queue_row, sum_figures
 from truenext.console.pages.queues import Act, ConsumerRow, MessageList, PolicyRow, QueuePage, Queues
 from truenext.console.pages.spark_queries import spark_command
@@ -177,13 +177,24 @@ async def _messages(visit: Visit, queue: str) -> MessageList:
 
 
 async def browse(
-    visit: Visit, queue: str, *, count: int, after: str = "", selector: str = "", bytes_max: int = PAGE_BYTES_MAX
+    visit: Visit,
+    queue: str,
+    *,
+    count: int,
+    after: str = "",
+    selector: str = "",
+    bytes_max: int = PAGE_BYTES_MAX,
+    body_max: int | None = ENVELOPE_MAX,
 ) -> tuple[list[Content], bool]:
-    """Return some messages of a queue, and whether these are all up to `count`. Raises: the errors of `Link.ask`"""
+    """Return some messages of a queue, without the ends of long bodies, and whether these are all up to `count`.
+
+    Raises: the errors of `Link.ask`
+    """
     return await visit.link.browse(
         browse_address(queue),
         count=count,
         after=parse_position(after),
         selector=selector or None,
         bytes_max=bytes_max,
+        body_max=body_max,
     )
