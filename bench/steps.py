@@ -15,6 +15,7 @@ import asyncio
 import asyncio.events
 import gc
 import json
+import os
 import socket
 import tempfile
 import time
@@ -29,6 +30,7 @@ from truenext.cli.serve import MEMORY_SHARE, _tune_garbage_collector
 from truenext.history.writer import HistoryWriter
 from truenext.model.limits import (
     BROKER_BYTES,
+    CAUSE_BYTES_MAX,
     COMPOSITE_MAX,
     CONNECTIONS_BEFORE_LOGIN_MAX,
     CONNECTIONS_MAX,
@@ -59,6 +61,7 @@ LISTED_MS = 100
 SLICE_MS = 2
 """Aim for steps of answers to control requests, in ms of processor time."""
 MANY_QUEUES = 50_000
+DEAD_LETTERS = int(os.environ.get("TRUENEXT_DEAD_LETTERS", "50000"))
 QUIET_S = 0.3
 """Seconds without a noted step after which the broker has done all that an event caused."""
 NOTED_S = 0.001
@@ -168,6 +171,16 @@ class Client:
         """Read the MESSAGE with the answer to a control request."""
         self._read_until(b"\0")
         self._received.clear()
+
+    def ask(self, verb: str, request: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a control request. The client has subscribed to its queue `/temp-queue/r`."""
+        body = b"" if request is None else json.dumps(request).encode()
+        self.write("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/r"}, body)
+        while b"\0" not in self._received:
+            self._received += self._recv()
+        message = bytes(self._received[: self._received.index(b"\0")])
+        self._received.clear()
+        return json.loads(message.partition(b"\n\n")[2])
 
     def drain(self) -> None:
         """Read until no byte has come for QUIET_S."""
@@ -938,6 +951,65 @@ def many_queues(trial: Trial) -> None:
         with trial.measures(f"{verb} {body.decode()} of {MANY_QUEUES:,} queues", SLICE_MS):
             client.write("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/r"}, body)
             client.take_answer()
+
+
+@scenario
+def inspection(trial: Trial) -> None:
+    """Answers about consumers, connections and settings."""
+    queue = {"queue": "q"}
+    clients = [trial.client(client_id=f"client {number}") for number in range(10)]
+    for client in clients:
+        for number in range(SUBSCRIPTIONS_MAX):
+            subscribe = {"id": number, "destination": "/queue/q", "ack": "client-individual", "selector": "colour = 1"}
+            client.write("SUBSCRIBE", subscribe)
+        client.confirm()
+    trial.fill("/queue/held", HELD_MAX // 2)
+    holder = trial.client()
+    holder.write("SUBSCRIBE", {"id": 1, "destination": "/queue/>", "activemq.prefetchSize": HELD_MAX, "ack": "client"})
+    holder.take(HELD_MAX // 2)
+    while len(clients) < CONNECTIONS_MAX - 10:
+        clients.append(trial.client())
+    asker = trial.client()
+    asker.call("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/r"})
+    for verb, request in (("consumers", queue), ("policy", queue), ("connections", None)):
+        with trial.measures(f"{verb}: {10 * SUBSCRIPTIONS_MAX:,} consumers, {CONNECTIONS_MAX} connections", SLICE_MS):
+            asker.ask(verb, request)
+    for number in range(150):
+        asker.ask("purge", {"queue": "q", "dry_run": True, "selector": f"number = {number}"})
+        asker.ask("policy" if number % 2 else "consumers", queue)
+    with trial.measures("security", SLICE_MS):
+        asker.ask("security")
+
+
+@scenario
+def dead_letters(trial: Trial) -> None:
+    """Dead letters counted by cause, in memory and on disk."""
+    long = "x" * (CAUSE_BYTES_MAX - 30)
+    for kind, count, cause in (("short", DEAD_LETTERS, "no such customer"), ("long", 5000, long)):
+        for first in range(0, count, HELD_MAX):
+            trial.fill(f"/queue/{kind}", min(HELD_MAX, count - first), persistent="true")
+            client = trial.client()
+            subscribe = {"id": 1, "destination": f"/queue/{kind}", "activemq.prefetchSize": HELD_MAX, "ack": "client"}
+            client.write("SUBSCRIBE", subscribe)
+            last = client.take(min(HELD_MAX, count - first))
+            cause_header = f"{cause} {first % 7}\\nsecond line"
+            client.call("NACK", {"id": last.decode(), "truenext-reject": "true", "truenext-cause": cause_header})
+            client.call("DISCONNECT", {})
+            trial.settle()
+        asker = trial.client()
+        asker.call("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/r"})
+        request: dict[str, Any] = {"queue": f"DLQ.{kind}"}
+        found, began = 0, time.monotonic()
+        with trial.measures(f"dead-letters: {count:,} with {kind} causes", SLICE_MS):
+            while True:
+                answer = asker.ask("dead-letters", request)
+                found += sum(group["count"] for group in answer["groups"])
+                if answer["next"] is None:
+                    break
+                request |= {"after": answer["next"], "until": answer["until"]}
+            seconds = time.monotonic() - began
+        assert found == count
+        print(f"{count:,} dead letters counted in {seconds:.1f} s")
 
 
 def calibration_ms() -> float:

@@ -15,6 +15,7 @@ from tests.unit.mutation import mutated
 from truenext.broker import access, certificates, logins, producer_request
 from truenext.broker.broker import Broker
 from truenext.broker.connection_ends import ConnectionEnds
+from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.logins import Logins
 from truenext.broker.passwords import find_credential
@@ -38,6 +39,7 @@ from truenext.model.commands import (
 from truenext.model.destination import DestinationKind
 from truenext.model.grants import Pattern, User
 from truenext.model.pattern import matches
+from truenext.server.connection import ServerConnection
 from truenext.server.output import Output
 from truenext.tls import TlsSocket
 from truenext.wire.openwire.session import OpenWireSession
@@ -163,7 +165,7 @@ def messages_are_moved_without_a_right_on_the_target(patch: Patch) -> None:
 
 
 def a_selector_counts_messages_without_the_right_to_browse(patch: Patch) -> None:
-    _change_bulk(patch, "bulk_request.selector is not None and", "False and")
+    _change_bulk(patch, "bulk_request.selector is not None or", "False or")
 
 
 def scheduled_sends_without_a_queue_are_anybodys(patch: Patch) -> None:
@@ -349,6 +351,51 @@ def a_backup_needs_no_admin(patch: Patch) -> None:
     patch.setitem(access.VERB_CHECKS, "backup", access._allow_verb)
 
 
+def connections_need_no_monitor(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "connections", access._allow_verb)
+
+
+def a_close_needs_no_admin(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "close", access._allow_verb)
+
+
+def security_events_need_no_admin(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "security", access._require_monitor)
+
+
+def a_queue_is_inspected_without_a_right_on_it(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "consumers", access._allow_verb)
+
+
+def a_policy_is_shown_without_a_right_on_the_queue(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "policy", access._allow_verb)
+
+
+def dead_letters_are_counted_by_a_user_who_may_manage_them(patch: Patch) -> None:
+    _change_bulk(patch, 'in ("scheduled", "dead-letters")', 'in ("scheduled",)')
+
+
+def a_group_is_chosen_without_the_right_to_browse(patch: Patch) -> None:
+    _change_bulk(patch, " or bulk.group_of(bulk_request) is not None", "")
+
+
+def a_consumer_of_another_user_is_shown_with_its_address(patch: Patch) -> None:
+    _change(patch, ConnectionList, "identify", "if not sees_all and", "if False and")
+
+
+def a_temporary_queue_of_another_connection_is_inspected(patch: Patch) -> None:
+    check = mutated(access.VERB_CHECKS["policy"], '_require_name(user, "inspect", name)', "pass")
+    patch.setitem(access.VERB_CHECKS, "policy", check)
+
+
+def a_connection_is_named_by_its_id(patch: Patch) -> None:
+    _change(patch, ConnectionList, "name_of", 'f"{self._prefix}{number}"', "session.id")
+
+
+def a_close_counts_attempts(patch: Patch) -> None:
+    _change(patch, ServerConnection, "end_exempt", "is_exempt=True", "is_exempt=False")
+
+
 def queues_are_listed_for_users_without_a_right_on_them(patch: Patch) -> None:
     patch.setattr(access, "may_see", lambda *_: True)
 
@@ -358,7 +405,7 @@ def equal_requests_of_two_users_share_an_answer(patch: Patch) -> None:
         patch,
         ControlCommands,
         "execute",
-        "about=None if user is None or user.is_monitor else session",
+        "about=None if self._users.sees_all(session) else session",
         "about=None",
     )
 

@@ -20,7 +20,7 @@ import pytest
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
 from truenext.broker import backup_request, connection_request, failover_request, producer_request
-from truenext.broker.control import QUERIES, QUEUE_CHANGES
+from truenext.broker.control import OTHER_VERBS, QUERIES, QUEUE_CHANGES
 from truenext.broker.passwords import hash_password
 from truenext.engine.background import bulk
 from truenext.model.commands import (
@@ -404,6 +404,14 @@ def ask_for_backup(client: UserClient) -> None:
     if refused.value.code != "control-request":
         raise refused.value
     assert "backup" in refused.value.text
+
+
+def ask_to_close(client: UserClient) -> None:
+    """Ask to close a connection that is not there: the broker says so to a user who may ask."""
+    with pytest.raises(RequestRefused) as refused:
+        client.ask("close", {"connection": "none"})
+    if refused.value.code != "not-found":
+        raise refused.value
 
 
 def held_message(client: UserClient) -> Frame:
@@ -850,6 +858,35 @@ MANAGING = [
         work("redrive", "DLQ.{p}.q", selector=SELECTOR),
         prepare=fill_dead_letters,
     ),
+    row(
+        "purge of a group",
+        "purge",
+        "manage /queue/{p}.q, browse /queue/{p}.q",
+        work("purge", group={"cause": ""}),
+        prepare=fill,
+    ),
+    row(
+        "redrive of a group",
+        "redrive",
+        "manage /queue/DLQ.{p}.q, browse /queue/DLQ.{p}.q",
+        work("redrive", "DLQ.{p}.q", group={"reason": "rejected"}),
+        prepare=fill_dead_letters,
+    ),
+    row(
+        "move of a group",
+        "move",
+        "manage /queue/{p}.q, browse /queue/{p}.q, send /queue/{p}.to",
+        work("move", to="{p}.to", group={"origin": ""}),
+        prepare=fill,
+    ),
+    row(
+        "dead-letters",
+        "dead-letters",
+        "browse /queue/DLQ.{p}.q",
+        work("dead-letters", "DLQ.{p}.q"),
+        prepare=fill_dead_letters,
+        check=is_performed,
+    ),
     row("move", "move", "manage /queue/{p}.q, send /queue/{p}.to", work("move", to="{p}.to"), prepare=fill),
     row(
         "move to a dead-letter queue",
@@ -1000,6 +1037,27 @@ BROKER = [
         check=is_performed,
     ),
     row("status", "status", "monitor", lambda c: c.ask("status")["memory"], check=is_performed),
+    row("connections", "connections", "monitor", lambda c: c.ask("connections")[0], check=is_performed),
+    row("close", "close", "admin", ask_to_close, check=is_performed),
+    row("security", "security", "admin", lambda c: c.ask("security"), check=is_performed),
+    row(
+        "consumers",
+        "consumers",
+        "",
+        lambda c: expect(c.ask("consumers", {"queue": c.name("q")}), []),
+        prepare=fill,
+        given="send {p}.q",
+        check=is_performed,
+    ),
+    row(
+        "policy",
+        "policy",
+        "",
+        lambda c: expect(c.ask("policy", {"queue": c.name("q")})["queue"], c.name("q")),
+        prepare=fill,
+        given="manage {p}.*",
+        check=is_performed,
+    ),
     row("reload", "reload", "admin", lambda c: expect(c.ask("reload")["errors"], []), check=is_performed),
     row("failover", "failover", "admin", ask_for_failover, check=is_performed),
     row("backup", "backup", "admin", ask_for_backup, check=is_performed),
@@ -1289,6 +1347,10 @@ def connect(guarded_broker: BrokerProcess) -> Iterator[Callable[..., UserClient]
 def state_of(root: UserClient) -> object:
     """Return all that the broker has under the prefix of a case."""
     queues = {queue["name"]: queue for queue in root.ask("queues") if root.prefix in queue["name"]}
+    for queue in queues.values():
+        # These change with the time.
+        for name in ("oldest_s", "rate"):
+            queue.pop(name, None)
     answers = root.ask_all("scheduled", {"queue": ""})
     return queues, [send for answer in answers for send in answer["sends"] if root.prefix in send["to"]]
 
@@ -1358,7 +1420,7 @@ def test_each_command_and_each_control_verb_has_a_row() -> None:
     kinds = {kind for row in ROWS for kind in row.kinds}
     assert {kind for kind in kinds if not isinstance(kind, str)} == set(get_args(Command)) - JMS_COMMANDS
     others = {each.VERB for each in (backup_request, connection_request, failover_request, producer_request)}
-    verbs = {*QUERIES, *QUEUE_CHANGES, *bulk.VERBS, *others, *ACTION_PARSERS}
+    verbs = {*QUERIES, *QUEUE_CHANGES, *OTHER_VERBS, *bulk.VERBS, *others, *ACTION_PARSERS}
     assert {kind for kind in kinds if isinstance(kind, str)} == verbs
 
 
@@ -1385,7 +1447,7 @@ def test_refusal_does_not_tell_whether_the_destination_exists(connect: Callable[
             lambda c: c.browse(c.queue(word)),
             *(
                 lambda c, verb=verb: c.ask(verb, {"queue": c.name(word)})
-                for verb in ("pause", "resume", "purge", "redrive", "scheduled", "unschedule")
+                for verb in ("pause", "resume", "purge", "redrive", "dead-letters", "scheduled", "unschedule")
             ),
             lambda c: c.ask("move", {"queue": c.name(word), "to": "half.open"}),
             lambda c: c.ask("purge", {"queue": f"subscription,{ROOT},there,there.{word}"}),
@@ -1511,6 +1573,9 @@ _TEMPORARY_REQUESTS: dict[str, Callable[[UserClient, str], object]] = {
     "browse": lambda c, session: c.browse(f"/remote-temp-queue/{session}/own"),
     "pause": lambda c, session: c.ask("pause", {"queue": f"/{session}/own"}),
     "purge": lambda c, session: c.ask("purge", {"queue": f"/{session}/own"}),
+    "consumers": lambda c, session: c.ask("consumers", {"queue": f"/{session}/own"}),
+    "policy": lambda c, session: c.ask("policy", {"queue": f"/{session}/own"}),
+    "dead-letters": lambda c, session: c.ask("dead-letters", {"queue": f"/{session}/own"}),
     "move": lambda c, session: c.ask("move", {"queue": f"/{session}/own", "to": "taken.away"}),
 }
 

@@ -18,13 +18,22 @@ from typing import Any
 import pytest
 from hypothesis import seed
 
-from tests.integration import broker_process, planted_holes, test_grants, test_logins, test_reply_rights, test_tls
+from tests.integration import (
+    broker_process,
+    planted_holes,
+    test_grants,
+    test_inspection,
+    test_logins,
+    test_reply_rights,
+    test_tls,
+)
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import Forked
 from tests.integration.openwire import test_raw_grants
 from tests.integration.planted_holes import Hole
 from tests.integration.raw_client import RawClient
 from tests.integration.test_grants import RequestRefused, UserClient
+from tests.integration.test_inspection import InspectedBroker
 from tests.integration.test_logins import GuardedBroker
 from tests.property import test_grants as test_patterns
 from tests.unit import test_tls as test_tls_socket
@@ -172,6 +181,18 @@ def of_jms_matrix(row: str, lacks: str) -> Check:
     )
 
 
+def of_inspection(test: Callable[[InspectedBroker], None]) -> Check:
+    """Return a check of control requests about queues and connections."""
+
+    def check(folder: Path) -> None:
+        broker = test_inspection.make_broker(folder)
+        broker.start()
+        with intact(broker):
+            test(broker)
+
+    return check
+
+
 GUESSED_NAMES = of_jms(
     lambda _, connect: test_raw_grants.test_guessed_name_of_a_temporary_destination_gives_nothing(
         connect, TemporaryQueueName
@@ -294,6 +315,39 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.a_reload_needs_no_admin: of_matrix("reload", "all but admin"),
     planted_holes.a_failover_needs_no_admin: of_matrix("failover", "all but admin"),
     planted_holes.a_backup_needs_no_admin: of_matrix("backup", "all but admin"),
+    planted_holes.connections_need_no_monitor: of_matrix("connections", "all but monitor"),
+    planted_holes.a_close_needs_no_admin: of_matrix("close", "all but admin"),
+    planted_holes.security_events_need_no_admin: of_matrix("security", "all but admin"),
+    planted_holes.a_queue_is_inspected_without_a_right_on_it: of_inspection(
+        lambda broker: test_inspection.test_user_with_any_right_on_a_queue_may_inspect_the_queue_and_others_may_not(
+            broker, "consumers"
+        )
+    ),
+    planted_holes.a_policy_is_shown_without_a_right_on_the_queue: of_inspection(
+        lambda broker: test_inspection.test_user_with_any_right_on_a_queue_may_inspect_the_queue_and_others_may_not(
+            broker, "policy"
+        )
+    ),
+    planted_holes.dead_letters_are_counted_by_a_user_who_may_manage_them: of_matrix("dead-letters", "other rights"),
+    planted_holes.a_group_is_chosen_without_the_right_to_browse: of_matrix(
+        "purge of a group", "missing (browse /queue/{p}.q)"
+    ),
+    planted_holes.a_consumer_of_another_user_is_shown_with_its_address: of_inspection(
+        test_inspection.test_client_without_the_right_monitor_does_not_see_who_the_others_are
+    ),
+    planted_holes.a_temporary_queue_of_another_connection_is_inspected: of_requests(
+        lambda connect: test_grants.test_temporary_queue_of_another_connection_is_closed_to_everything_but_send(
+            connect, "policy"
+        )
+    ),
+    planted_holes.a_connection_is_named_by_its_id: of_inspection(
+        test_inspection.test_no_answer_has_the_id_or_the_secret_of_a_connection
+    ),
+    planted_holes.a_close_counts_attempts: of_inspection(
+        lambda broker: test_inspection.test_closed_connection_counts_no_attempt_and_its_messages_are_requeued(
+            broker, {}
+        )
+    ),
     planted_holes.queues_are_listed_for_users_without_a_right_on_them: of_requests(
         test_grants.test_durable_subscription_is_not_listed_for_a_user_without_rights
     ),

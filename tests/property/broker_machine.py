@@ -24,6 +24,7 @@ from msgspec import structs
 
 import truenext.model.selector
 from tests.property import targets
+from tests.property.counts_audit import CountsAudit
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import miscounted, not_evicted, orphaned_names
@@ -674,9 +675,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
         self.sessions = {}
         self.browses = []
+        self.counts = CountsAudit(self.engine)
         self.engine.lifespan.start()
         batch = self.engine.take_batch()
         assert batch is not None
+        self.counts.add(batch.history)
         self.disk.submit(batch)
         self.disk.done()
         self.engine.store_results.on_committed(batch)
@@ -764,6 +767,8 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
+        if wrong := self.counts.unbalanced():
+            raise Disagreement(f"queues have other messages than their counts say: {wrong}")
         for peer, session in self.sessions.items():
             if session.release_count != peer.round:
                 raise Disagreement(f"{peer.name} is in round {session.release_count}, not {peer.round}")
@@ -1895,6 +1900,7 @@ class BrokerMachine(RuleBasedStateMachine):
         note("batch = engine.take_batch()")
         batch = self.engine.take_batch()
         if batch is not None:
+            self._check_counts(batch.history)
             names = self.disk.queue_names | {number: name for number, name in batch.queues.items() if name}
             self.disk.queue_names = names
             records = batch.puts | batch.transient_puts
@@ -1912,6 +1918,11 @@ class BrokerMachine(RuleBasedStateMachine):
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
             self.disk.submit(batch)
         self.oracle.take_batch(is_there=batch is not None, is_empty=batch is None or batch.is_empty())
+
+    def _check_counts(self, history: bytes) -> None:
+        self.counts.add(history)
+        if wrong := self.counts.differing():
+            raise Disagreement(f"the counts differ from the history: {wrong}")
 
     def batch_is_written(self) -> None:
         """Pages show it from now on; the engine does not know yet."""

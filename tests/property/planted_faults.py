@@ -93,6 +93,7 @@ from truenext.engine.state.balance import DiskBalance
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
+from truenext.engine.state.counts import Counts
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.producer import CommitOutcome, Producer
@@ -4522,6 +4523,66 @@ def a_drain_waits_for_messages_in_paused_queues(patch: Patch) -> None:
         queue.is_paused = is_paused
 
     targets.COUNT_WAITING.replace(patch, faulty)
+
+
+# Counts of queues -----------------------------------------------------------------------------------------------------
+
+
+def a_requeued_message_counts_twice(patch: Patch) -> None:
+    requeue = targets.REQUEUE.original
+
+    def faulty(settlement: Settlement, entry: Entry, *options: Any, **more: Any) -> None:
+        requeue(settlement, entry, *options, **more)
+        entry.lane.queue.counts.rare.returned += 1
+
+    targets.REQUEUE.replace(patch, faulty)
+
+
+def a_message_that_is_acknowledged_in_a_transaction_counts_in_no_queue(patch: Patch) -> None:
+    acknowledge = targets.ACKNOWLEDGED.original
+
+    def faulty(settlement: Settlement, entry: Entry) -> bool:
+        entry.lane.queue.counts.acknowledged -= 1
+        return acknowledge(settlement, entry)
+
+    targets.ACKNOWLEDGED.replace(patch, faulty)
+
+
+@shows_in(BulkMachine)
+def a_moved_message_counts_as_purged(patch: Patch) -> None:
+    execute = targets.EXECUTE_BULK.original
+
+    def faulty(bulk: BulkPieceExecutor, request: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+        rare = read.lane.queue.counts.rare
+        moved = rare.moved
+        result = execute(bulk, request, read, page)
+        rare.moved, rare.purged = moved, rare.purged + rare.moved - moved
+        return result
+
+    targets.EXECUTE_BULK.replace(patch, faulty)
+
+
+def the_counts_of_a_removed_queue_are_forgotten(patch: Patch) -> None:
+    remove = targets.REMOVE_QUEUE.original
+
+    def faulty(queues: Queues, queue: Queue) -> None:
+        queue.counts = Counts()
+        remove(queues, queue)
+
+    targets.REMOVE_QUEUE.replace(patch, faulty)
+
+
+@shows_in(TopicsMachine)
+def messages_of_an_ended_subscription_count_as_nothing(patch: Patch) -> None:
+    end = targets.END_SUBSCRIPTION.original
+
+    def faulty(queues: Queues, queue: Queue) -> int:
+        expired = queue.counts.rare.expired
+        dropped = end(queues, queue)
+        queues.removed.rare.expired -= queue.counts.rare.expired - expired
+        return dropped
+
+    targets.END_SUBSCRIPTION.replace(patch, faulty)
 
 
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:

@@ -35,11 +35,27 @@ from truenext.model.commands import Send
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups, GroupFilter
 from truenext.model.destination import parse_address
 from truenext.model.header_lines import decode_header_lines
-from truenext.model.limits import DEAD_LETTERS_PER_PIECE, GROUP_SEQUENCES_MAX
+from truenext.model.limits import DEAD_LETTERS_PER_PIECE, GROUP_SEQUENCES_MAX, PAGE_BYTES
 from truenext.model.message import OPENWIRE_FORM, SentMessage
 from truenext.model.policy import Policy
 
-CAUSES = st.sampled_from(["", "one\ntwo", "one", " one \r\n\tthree", "a:b\\c\nd", "\n\n", "\nlate", "ü" * 300, "two"])
+CAUSES = st.sampled_from(
+    [
+        "",
+        "one\ntwo",
+        "one",
+        " one \r\n\tthree",
+        "a:b\\c\nd",
+        "\n\n",
+        "\nlate",
+        "ü" * 300,
+        "€:\\" * 500,
+        "two",
+        "\\n",
+        "x" * 254 + "  y",
+        "\r\n \n\t two \r\n",
+    ]
+)
 ORIGINS = st.sampled_from(["orders", "DLQ.orders", "subscription,c,s,t", "a:b"])
 
 
@@ -69,7 +85,7 @@ def key_of(letter: SentMessage) -> tuple[str, str, str]:
     headers = decode_header_lines(letter.header)
     origin = letter.redrive_queue or headers.get("truenext-original-destination", "")
     lines = [line.strip() for line in headers.get("truenext-original-last-cause", "").split("\n") if line.strip()]
-    cause = lines[0][:255] if lines else ""
+    cause = lines[0][:255].rstrip() if lines else ""
     return origin.removeprefix("/queue/"), headers.get("truenext-dead-letter-cause", ""), cause
 
 
@@ -179,7 +195,7 @@ def test_bulk_work_on_a_group_takes_its_messages_and_leaves_all_others(
 ) -> None:
     # C32.14
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk, "_PIECE_LIMITS", {CountDeadLetters: piece_size})
+        patch.setattr(bulk, "_PIECE_SIZES", {CountDeadLetters: (piece_size, PAGE_BYTES)})
         queue = DeadLetterQueue(found)
         assert queue.count(COUNT_ALL) == dict(Counter(map(key_of, found)))
         chosen = data.draw(st.sampled_from([*map(key_of, found), ("orders", "rejected", "one")]))

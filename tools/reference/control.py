@@ -30,6 +30,7 @@ from truenext.broker.connection_request import (
 )
 from truenext.broker.control import QUERIES, QUEUE_CHANGES, QueueRequest
 from truenext.broker.producer_request import ProducerAnswer, ProducerRequest
+from truenext.broker.queues_request import QueuesRequest
 from truenext.broker.reload import ReloadResult
 from truenext.engine.background import bulk
 from truenext.engine.dispatch.heads import WaitReason
@@ -55,10 +56,14 @@ destination:/temp-queue/answers    reply-to:/temp-queue/answers      correlation
 ^@
                                    {"queue":"orders.old"}^@          {"moved":500,...,"next":[5,812],...}^@"""
 _ANSWERS: dict[str, tuple[type[Struct], ...]] = {
-    "queues": (control_answers.QueueReport,),
+    "queues": (control_answers.QueuesReport, control_answers.QueueReport, control_answers.QueueSums),
     "reload": (ReloadResult,),
     "status": (
         control_answers.StatusReport,
+        control_answers.MessageCounts,
+        control_answers.CommitsReport,
+        control_answers.JournalReport,
+        control_answers.HistoryReport,
         control_answers.StuckQueueReport,
         control_answers.MemoryReport,
         control_answers.SubscriptionCounts,
@@ -69,6 +74,8 @@ _ANSWERS: dict[str, tuple[type[Struct], ...]] = {
     ),
 }
 """Structs of the answers to queries, by verb: the answer, and the structs in it."""
+_REQUESTS: dict[str, type[Struct]] = {"queues": QueuesRequest}
+"""Structs of the bodies of queries, by verb; the others have no body."""
 _BULK = "bulk-work"
 _INSPECTIONS: dict[str, tuple[Callable[..., object], type[Struct] | None, *tuple[type[Struct], ...]]] = {
     queue_details.CONSUMERS_VERB: (queue_details.report_consumers, QueueRequest, queue_details.ConsumerReport),
@@ -143,8 +150,9 @@ def _parts() -> Iterator[str]:
 def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, query in QUERIES.items():
         answer = _ANSWERS[verb][0].__name__
-        of = "list of " if verb == "queues" else ""
-        yield _link(verb), _summary(query), "empty", f"{of}[{answer}](#{answer.lower()})"
+        fields = _REQUESTS[verb].__struct_fields__ if verb in _REQUESTS else ()
+        names = ", ".join(map(code, fields)) or "empty"
+        yield _link(verb), _summary(query), names, f"[{answer}](#{answer.lower()})"
     for verb, change in QUEUE_CHANGES.items():
         yield _link(verb), _summary(change), "`queue`", "the same, once the change is durable"
     for verb, request in bulk.VERBS.items():
@@ -166,6 +174,10 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
 
 def _query(verb: str) -> Iterator[str]:
     yield from _text(QUERIES[verb])
+    if verb in _REQUESTS:
+        yield wrapped(_first(_REQUESTS[verb].__doc__))
+        yield fields_table(_REQUESTS[verb], is_request=True)
+        yield enum_table("`order`", control_answers.QueueOrder)
     for struct in _ANSWERS[verb]:
         yield from struct_parts(struct, "###")
         if struct is control_answers.StatusReport:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from truenext.broker.control_requests import AnswerGenerator
+from truenext.broker.control_requests import AnswerGenerator, ListAnswer
 from truenext.broker.peer import Peer
 from truenext.broker.queue_details import ClientIdentity
 from truenext.engine.state.consumer import ConnectionState
@@ -152,17 +152,18 @@ class ConnectionList:
         Makes a list of OpenConnection as JSON, in steps.
         """
         numbers = list(self._logged_in)
-        reports: list[OpenConnection] = []
+        rows, count = ListAnswer(), 0
         for number in numbers[bisect_right(numbers, self._number_of(request.after)) :]:
-            if len(reports) == request.limit:
+            if count == request.limit:
                 break
             found = self._logged_in.get(number)
             if found is not None and self._is_open(found.session):
-                reports.append(self._report_connection(*found))
-                if len(reports) % CONNECTIONS_PER_STEP == 0 or len(found.session.consumers) > CONNECTIONS_PER_STEP:
+                rows.add(self._report_connection(*found))
+                count += 1
+                if count % CONNECTIONS_PER_STEP == 0 or len(found.session.consumers) > CONNECTIONS_PER_STEP:
                     yield
         yield
-        return msgspec.json.encode(reports)
+        return rows.finish()
 
     def _report_connection(self, session: ConnectionState, since_ms: int) -> OpenConnection:
         info = self._peers[session].client_info

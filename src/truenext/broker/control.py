@@ -35,6 +35,7 @@ from truenext.broker.queues_request import (
     SumsOfQueues,
     chunks,
     count_held,
+    count_held_by_wildcards,
     make_queues_report,
     parse_queues_request,
     report_counts,
@@ -185,18 +186,21 @@ def _queues(context: QueryContext) -> AnswerGenerator:
 def _status(context: QueryContext) -> AnswerGenerator:
     """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
-    held = yield from count_held(engine)
+    by_wildcards = yield from count_held_by_wildcards(engine)
+    receivers_of = engine.state.clients.receivers_of
     durable = non_durable = in_memory = 0
     sums, temporary = SumsOfQueues(engine.queues.removed), _TemporaryTotals(engine.queues.removed_temporary)
     for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
+            consumers = receivers_of(queue).consumers
+            held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
             if queue.is_temporary:
                 non_durable += is_subscription
-                temporary.add(queue, held[queue])
+                temporary.add(queue, held)
             else:
                 durable += is_subscription
-                sums.add(queue, queue.waiting_count(), held[queue], 0, queue.oldest_ms())
+                sums.add(queue, queue.waiting_count(), held, 0, queue.oldest_ms())
                 in_memory += queue.resident_count
         yield
     scheduled = 0

@@ -10,6 +10,9 @@ Source: docs/decisions/0037-asking-a-full-broker.md
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator
+from io import BytesIO
+
+import msgspec
 
 from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.engine.state.consumer import ConnectionState
@@ -24,8 +27,28 @@ _Key = tuple[str, ConnectionState | None, bytes]
 """Key of an answer: its name, which is usually the verb; the connection that the answer is about (None: the whole
 broker); the body of the requests, empty if the answer does not depend on it."""
 
+_encode = msgspec.json.Encoder().encode
+
 SMALL_ANSWER_BYTES = 64 * 1024
 """Bytes up to which an answer is small: a small answer is sent at once, even if many answers are in flight."""
+
+
+class ListAnswer:
+    """Answer that is a list in JSON. Each row is encoded when it is added: all would take too long for one step."""
+
+    def __init__(self) -> None:
+        self._json = BytesIO()
+        self._json.write(b"[")
+
+    def add(self, row: msgspec.Struct) -> None:
+        if self._json.tell() > 1:
+            self._json.write(b",")
+        self._json.write(_encode(row))
+
+    def finish(self) -> bytes:
+        """End the list, and return it without a copy."""
+        self._json.write(b"]")
+        return self._json.getvalue()
 
 
 class ControlRequests:

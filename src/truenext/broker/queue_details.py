@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from truenext.broker.control_requests import AnswerGenerator
+from truenext.broker.control_requests import AnswerGenerator, ListAnswer
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
@@ -91,18 +91,18 @@ def report_consumers(
     connection.
     """
     queue = engine.queues.by_name.get(name)
-    reports: list[ConsumerReport] = []
+    rows = ListAnswer()
     # The queue may have ended since the request.
     consumers = [] if queue is None else engine.state.clients.receivers_of(queue).all()
     for number, consumer in enumerate(consumers, 1):
         if consumer.is_subscribed:
             now_us = engine.state.commit_state.now_us
-            reports.append(_report_consumer(consumer, queue, identify(consumer.session), now_us))
+            rows.add(_report_consumer(consumer, queue, identify(consumer.session), now_us))
         # A consumer of a pattern may hold very many messages of other queues.
         if number % CONSUMERS_PER_STEP == 0 or consumer.queue is None:
             yield
     yield
-    return msgspec.json.encode(reports)
+    return rows.finish()
 
 
 def _report_consumer(

@@ -20,6 +20,7 @@ import msgspec
 from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
+from truenext.engine.state.consumer import QueueConsumer
 from truenext.engine.state.counts import NO_RARE_COUNTS, Counts
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
@@ -115,21 +116,26 @@ def chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def count_held(engine: Engine) -> Generator[None, None, Counter[Queue]]:
-    """Count, in steps, the messages of each queue that consumers hold."""
+def count_held_by_wildcards(engine: Engine) -> Generator[None, None, Counter[Queue]]:
+    """Count, in steps, the messages of each queue that wildcard consumers hold."""
     held: Counter[Queue] = Counter()
-    count = 0
     for session in list(engine.state.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
                 for entries in chunks(list(consumer.held.values())):
                     held.update(entry.lane.queue for entry in entries)
                     yield
-            elif consumer.held and consumer.queue is not None:
-                held[consumer.queue] += len(consumer.held)
-            count += 1
-            if count % ITEMS_PER_STEP == 0:
-                yield
+        yield
+    return held
+
+
+def count_held(consumers: list[QueueConsumer]) -> Generator[None, None, int]:
+    """Count, in steps, the messages that the consumers of a queue hold, wildcard consumers excluded."""
+    held = 0
+    for some in chunks(consumers[:]):
+        held += sum(len(consumer.held) for consumer in some)
+        if len(some) == ITEMS_PER_STEP:
+            yield
     return held
 
 
@@ -198,7 +204,8 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     Makes the answer as JSON, in steps.
     """
     request = parse_queues_request(body)
-    held = yield from count_held(engine)
+    by_wildcards = yield from count_held_by_wildcards(engine)
+    receivers_of = engine.state.clients.receivers_of
     sums, places = SumsOfQueues(), _Places(request, is_whole=not body)
     is_selected = _selector_of(request.name) if request.name else None
     by_name = engine.queues.by_name
@@ -212,8 +219,10 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
                 continue
             waiting, oldest_ms = 0, None
             if body:
+                consumers = receivers_of(queue).consumers
+                held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
                 waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
-                sums.add(queue, waiting, held[queue], engine.queues.scheduled_count(name), oldest_ms)
+                sums.add(queue, waiting, held, engine.queues.scheduled_count(name), oldest_ms)
             places.add(queue, name, waiting, oldest_ms)
         yield
         if places.sort():
@@ -221,7 +230,7 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     places.sort(is_last=True)
     yield
     shape = QueueReport if body else _ShortReport
-    rows = _Rows(engine, held, shape, has_lanes=request.names is not None)
+    rows = _Rows(engine, by_wildcards, shape, has_lanes=request.names is not None)
     rows.start(b'{"queues":[' if body else b"[")
     yield from rows.write(places.first())
     yield from places.free()
@@ -308,11 +317,14 @@ _NUMBERS: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
 class _Rows:
     """Rows of an answer, encoded one by one: to encode all would take too long for one step."""
 
-    def __init__(self, engine: Engine, held: Counter[Queue], shape: type[QueueReport], *, has_lanes: bool) -> None:
-        """`held` has the number of held messages of each queue, `shape` is the class of a row."""
+    def __init__(
+        self, engine: Engine, by_wildcards: Counter[Queue], shape: type[QueueReport], *, has_lanes: bool
+    ) -> None:
+        """`by_wildcards` has the number of messages of each queue that wildcard consumers hold, `shape` is the class of
+        a row."""
         self._has_lanes = has_lanes
         self._engine = engine
-        self._held = held
+        self._by_wildcards = by_wildcards
         self._shape = shape
         self._rows = BytesIO()
 
@@ -326,8 +338,10 @@ class _Rows:
         for number, name in enumerate(names):
             queue = self._engine.queues.by_name.get(name)
             if queue is not None:
+                # In one step with what waits: else a message dispatched in between would seem to have left.
+                held = yield from count_held(self._engine.state.clients.receivers_of(queue).consumers)
                 self._rows.write(separator)
-                self._rows.write(_encode(self._report(queue)))
+                self._rows.write(_encode(self._report(queue, held)))
                 separator = b","
             if number % ITEMS_PER_STEP == 0:
                 yield
@@ -337,14 +351,14 @@ class _Rows:
         self._rows.writelines(parts)
         return self._rows.getvalue()
 
-    def _report(self, queue: Queue) -> QueueReport:
+    def _report(self, queue: Queue, held: int) -> QueueReport:
         receivers = self._engine.state.clients.receivers_of(queue)
         counts = queue.counts
         rare = counts.known_rare or NO_RARE_COUNTS
         return self._shape(
             name=queue.name,
             waiting=queue.waiting_count(),
-            unacknowledged=self._held[queue],
+            unacknowledged=self._by_wildcards[queue] + held,
             consumers=len(receivers.consumers) + len(receivers.wildcards),
             scheduled=self._engine.queues.scheduled_count(queue.name),
             paused=queue.is_paused,

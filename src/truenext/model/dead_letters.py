@@ -9,11 +9,12 @@ GroupFilter         choice of messages by their group, in `redrive`, `move` and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from truenext.model.header_lines import dead_letter_facts_of
+from truenext.model.header_lines import dead_letter_facts_of, decode_value
 from truenext.model.limits import CAUSE_LINE_LENGTH_MAX, DEAD_LETTER_GROUPS_MAX, GROUP_SEQUENCES_MAX
 from truenext.model.message import SentMessage
 
@@ -118,7 +119,17 @@ class GroupFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _group_of(message: SentMessage) -> tuple[GroupKey, int]:
     """Return the group of a message, and when the message became a dead letter."""
-    facts = dead_letter_facts_of(message.header)
-    origin = message.redrive_queue or facts.original_destination.removeprefix("/queue/")
-    cause = facts.last_cause.strip().partition("\n")[0][:CAUSE_LINE_LENGTH_MAX].rstrip()
-    return GroupKey(origin, facts.reason, cause), facts.time_ms or message.arrived_ms
+    destination, reason, cause, time_ms = dead_letter_facts_of(message.header)
+    key = _key_of(message.redrive_queue, destination, reason, cause)
+    return key, int(time_ms) if time_ms.isdigit() else message.arrived_ms
+
+
+@lru_cache(maxsize=128)
+def _key_of(redrive_queue: str, destination: bytes, reason: bytes, cause: bytes) -> GroupKey:
+    """Return the group of messages with these facts, which are escaped. Most messages of a queue share a few."""
+    lines = decode_value(cause).strip().partition("\n")
+    return GroupKey(
+        redrive_queue or decode_value(destination).removeprefix("/queue/"),
+        decode_value(reason),
+        lines[0][:CAUSE_LINE_LENGTH_MAX].rstrip(),
+    )

@@ -135,28 +135,26 @@ def first_destination_of(header: bytes) -> str:
 
 
 class DeadLetterFacts(NamedTuple):
-    """Headers with which the broker says where a dead letter comes from, and why it is one. A text is "" if the message
-    lacks the header."""
+    """Values of headers with which the broker says where a dead letter comes from, and why it is one. They are escaped,
+    and empty if the message lacks the header."""
 
-    original_destination: str
-    reason: str
-    last_cause: str
-    time_ms: int
-    """Milliseconds since the epoch at which the message became a dead letter; 0 if the message is none."""
+    original_destination: bytes
+    reason: bytes
+    last_cause: bytes
+    time_ms: bytes
 
 
 def dead_letter_facts_of(header: bytes) -> DeadLetterFacts:
-    r"""Return the facts about a dead letter.
+    r"""Return the facts about a dead letter; `decode_value` decodes them.
 
     >>> dead_letter_facts_of(b"truenext-dead-letter-cause:expired\ntruenext-dead-letter-timestamp:7\n")
-    DeadLetterFacts(original_destination='', reason='expired', last_cause='', time_ms=7)
+    DeadLetterFacts(original_destination=b'', reason=b'expired', last_cause=b'', time_ms=b'7')
     """
-    time = _value(header, b"truenext-dead-letter-timestamp:")
     return DeadLetterFacts(
-        original_destination=_value(header, _ORIGINAL_DESTINATION),
-        reason=_value(header, b"truenext-dead-letter-cause:"),
-        last_cause=_value(header, b"truenext-original-last-cause:"),
-        time_ms=int(time) if are_digits(time) else 0,
+        _escaped_value(header, _ORIGINAL_DESTINATION),
+        _escaped_value(header, b"truenext-dead-letter-cause:"),
+        _escaped_value(header, b"truenext-original-last-cause:"),
+        _escaped_value(header, b"truenext-dead-letter-timestamp:"),
     )
 
 
@@ -173,13 +171,22 @@ def closes_group(header: bytes) -> bool:
 
 def _value(header: bytes, start: bytes) -> str:
     """Return the value on the first line that begins with `start`; "" if there is none."""
+    return decode_value(_escaped_value(header, start))
+
+
+def _escaped_value(header: bytes, start: bytes) -> bytes:
     start_at = len(start)
     if not header.startswith(start):
         start_at = header.find(b"\n" + start)
         if start_at < 0:
-            return ""
+            return b""
         start_at += 1 + len(start)
-    value = header[start_at : header.index(b"\n", start_at)].decode()
+    return header[start_at : header.index(b"\n", start_at)]
+
+
+def decode_value(escaped: bytes) -> str:
+    """Return the value of a header, of which `escaped` is the form in header lines."""
+    value = escaped.decode()
     return unescape(value) if "\\" in value else value
 
 

@@ -942,8 +942,8 @@ DEAD_LETTERS_PER_TURN = 100
 SHOWN_SENDS_PER_PIECE = 100
 """Scheduled sends in one piece of a list of scheduled sends."""
 
-DEAD_LETTERS_PER_PIECE = 200
-"""Dead letters in one piece of an answer to `dead-letters`, which is made in one step."""
+DEAD_LETTERS_PER_PIECE = 125
+"""Dead letters in one piece of an answer to `dead-letters`, which is made in one step of 2 ms at most."""
 
 GROUP_SEQUENCES_MAX = 10
 """Sequences that a group of dead letters names."""

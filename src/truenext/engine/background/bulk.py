@@ -226,8 +226,8 @@ class BulkRead(SideRead):
 
     waits_for_commit = False
 
-    def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
-        super().__init__(_ignore_page, lane, after_sequence, limit, PAGE_BYTES)
+    def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int, size_max: int = PAGE_BYTES) -> None:
+        super().__init__(_ignore_page, lane, after_sequence, limit, size_max)
         self.until = until
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
@@ -264,11 +264,11 @@ def target_of(request: Move) -> Destination:
     return parse_queue_name(request.to)
 
 
-_PIECE_LIMITS: dict[type[BulkRequest], int] = {
-    ListScheduled: SHOWN_SENDS_PER_PIECE,
-    CountDeadLetters: DEAD_LETTERS_PER_PIECE,
+_PIECE_SIZES: dict[type[BulkRequest], tuple[int, int]] = {
+    ListScheduled: (SHOWN_SENDS_PER_PIECE, PAGE_BYTES),
+    CountDeadLetters: (DEAD_LETTERS_PER_PIECE, PAGE_BYTES // 4),
 }
-"""Maximum number of messages of a piece, if it is not BULK_MESSAGES_PER_PIECE."""
+"""Maximum number of messages of a piece, and of bytes of its page."""
 
 
 def group_of(request: BulkRequest) -> GroupFilter | None:
@@ -282,7 +282,7 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
     rank, after = request.after
     until = last_sequence if request.until is None else min(request.until, last_sequence)
     is_scheduled = isinstance(request, ScheduledRequest)
-    limit = _PIECE_LIMITS.get(type(request), BULK_MESSAGES_PER_PIECE)
+    limit, size_max = _PIECE_SIZES.get(type(request), (BULK_MESSAGES_PER_PIECE, PAGE_BYTES))
     if request.limit is not None and request.selector is None and group_of(request) is None and not is_scheduled:
         limit = min(request.limit, BULK_MESSAGES_PER_PIECE)
     for lane in queue.lanes:
@@ -293,10 +293,10 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
         if len(lane):
             # A repeated send is stored with a later number than the one that identifies it.
             if request.sequences is None or is_scheduled:
-                return BulkRead(lane, after, limit, until)
+                return BulkRead(lane, after, limit, until, size_max)
             index = bisect_right(request.sequences, after)
             if index < len(request.sequences):
-                return BulkRead(lane, request.sequences[index] - 1, limit, until)
+                return BulkRead(lane, request.sequences[index] - 1, limit, until, size_max)
     return None
 
 

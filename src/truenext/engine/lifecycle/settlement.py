@@ -179,7 +179,8 @@ class Settlement:
         if may_be_dead and is_undeliverable(queue, entry.attempts, entry.due_us):
             self._give_up(entry)
             return
-        queue.counts.rare.returned += 1
+        counts = queue.counts
+        (counts.known_rare or counts.rare).returned += 1
         is_set_aside = False
         if has_failed:
             entry.due_us = 0

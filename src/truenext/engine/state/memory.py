@@ -26,7 +26,7 @@ GROUP_BYTES = 150
 JOIN_BYTES = 320
 """Bytes that a wildcard consumer takes for each queue that it has joined and in which messages wait."""
 
-QUEUE_BYTES = 750 + JOIN_BYTES
+QUEUE_BYTES = 880 + JOIN_BYTES
 """Bytes of a queue with a name of usual length: the queue itself, its data in history and store, and JOIN_BYTES for its
 first wildcard consumer, so that a consumer of all queues finds memory."""
 
