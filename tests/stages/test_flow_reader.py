@@ -24,6 +24,7 @@ from tests.stages.recorded_events import (
     write_events,
 )
 from truenext.flows import event_files, reader
+from truenext.flows.drawing import to_html, to_text
 from truenext.flows.model import RecordedFlow, executions_of, flows_of
 from truenext.flows.reader import FlowReader
 from truenext.flows.search import find_flows
@@ -76,21 +77,30 @@ def test_flows_that_a_stage_has_started_are_found_by_the_trace_before_theirs(tmp
     assert [each.id for each in read_all(FlowReader([tmp_path])).find("order 7")] == ["f4", "f2", "f1"]
 
 
-def test_flows_of_random_events_read_piece_by_piece_are_those_of_all_events(tmp_path: Path) -> None:
-    random = Random(3)
-    events = [each for each in random_events(random, 60) if each["kind"] != "SQL committed"]
-    events.sort(key=lambda each: (each["process"], each["number"]))
-    flows = FlowReader([tmp_path])
-    cut = len(events) // 3
-    for number, some in enumerate((events[:cut], events[cut : 2 * cut], events[2 * cut :]), 1):
-        # Files grow while they are read, and new ones come.
-        write_events(tmp_path, some[: len(some) // 2], number=number)
-        flows.read(1000)
-        write_events(tmp_path, some[len(some) // 2 :], number=number)
-        flows.read(1000)
+def test_flows_of_random_events_read_piece_by_piece_are_those_of_all_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files grow and are followed by others while they are read. Clocks of processes go back at times."""
+    seed = Random().randrange(1 << 30)
+    random = Random(seed)
+    monkeypatch.setattr(event_files, "CHUNK_BYTES", random.choice((700, 5000, 1 << 17)))
+    events = sorted(random_events(random, 30), key=lambda each: (each["process"], each["number"]))
+    folders = (tmp_path / "one", tmp_path / "two")
+    flows = FlowReader(folders)
+    file_numbers = dict.fromkeys(PROCESSES, 1)
+    position = 0
+    while position < len(events):
+        some = events[position : position + random.randrange(1, 200)]
+        position += len(some)
+        for process in sorted({each["process"] for each in some}):
+            file_numbers[process] += random.random() < 0.3
+            number = file_numbers[process]
+            write_events(folders[number % 2], (each for each in some if each["process"] == process), number=number)
+        if random.random() < 0.5:
+            flows.read(random.randrange(1, 5000))
     read_all(flows)
     expected = flows_of(executions_of(decoded(events)))
-    assert sorted(flows.latest(100), key=lambda flow: (flow.started_at, flow.id)) == expected
+    assert sorted(flows.latest(100), key=lambda flow: (flow.started_at, flow.id)) == expected, seed
 
 
 def test_ends_of_flows_are_read_as_the_file_grows(tmp_path: Path) -> None:
@@ -263,6 +273,21 @@ def test_folder_that_appears_later_is_read(tmp_path: Path) -> None:
     record(recorder, "f1", 1.0)
     write_events(tmp_path / "later", recorder.events)
     assert flows.read() and not flows.problems
+
+
+def test_damaged_files_stop_nothing(tmp_path: Path) -> None:
+    seed = Random().randrange(1 << 30)
+    random = Random(seed)
+    events = sorted(random_events(random, 8), key=lambda each: (each["process"], each["number"]))
+    for path in write_events(tmp_path, events):
+        content = bytearray(path.read_bytes())
+        for _ in range(random.choice((1, 10, 500))):
+            at = random.randrange(len(content))
+            content[at : at + random.randrange(3)] = random.choice((b"\n", b'"', b"\x00", b"9" * 400, b"\xff", b"{}"))
+        path.write_bytes(content)
+    flows = read_all(FlowReader([tmp_path]))
+    found = find_flows([tmp_path], random.choice(events).get("trace", "")).flows
+    assert all(to_text(each) and to_html(each) for each in (*flows.latest(100), *found)), seed
 
 
 def test_file_that_became_shorter_is_a_sentence_and_its_new_events_are_read(tmp_path: Path) -> None:

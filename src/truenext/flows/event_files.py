@@ -125,15 +125,24 @@ class EventFiles:
         """Look for new files and new events, and yield the events of about `bytes_max` bytes. Less means that all is
         read."""
         self._find_files()
-        unread = [(each.at, name) for name, each in self._files.items() if each.measure() > each.offset]
-        heapify(unread)
-        while unread and bytes_max > 0:
-            name = heappop(unread)[1]
-            file = self._files[name]
-            events, size = self._read_chunk(name, file)
-            bytes_max -= size
-            if size and file.size > file.offset:
-                heappush(unread, (file.at, name))
+        # Each process's files in their order, the first one last, whatever its clock did meanwhile.
+        unread: dict[str, list[str]] = {}
+        for name in sorted(self._files, reverse=True):
+            if self._files[name].measure():
+                unread.setdefault(process_of(name), []).append(name)
+        turns = [(self._files[names[-1]].at, process) for process, names in unread.items()]
+        heapify(turns)
+        while turns and bytes_max > 0:
+            process = heappop(turns)[1]
+            names = unread[process]
+            file = self._files[names[-1]]
+            before = file.offset
+            events = self._read_chunk(names[-1], file)
+            bytes_max -= file.offset - before
+            if not file.is_unread:
+                names.pop()
+            if names:
+                heappush(turns, (self._files[names[-1]].at, process))
             yield events
         self._finish_files()
 
@@ -204,8 +213,8 @@ class EventFiles:
         if name in self._file_problems or len(self._file_problems) < PROBLEMS_MAX:
             self._file_problems[name] = problem
 
-    def _read_chunk(self, name: str, file: _EventFile) -> tuple[list[EventLine], int]:
-        """Return the next events of a file, and the number of bytes read."""
+    def _read_chunk(self, name: str, file: _EventFile) -> list[EventLine]:
+        """Return the next events of a file."""
         try:
             lines, skipped = file.read_lines()
         except OSError as error:
@@ -213,7 +222,7 @@ class EventFiles:
             file.size = file.offset
             if not isinstance(error, FileNotFoundError):
                 self._tell(name, unreadable(file.path, error))
-            return [], 0
+            return []
         decoded = decode_lines(lines)
         events = [each for each in decoded if each is not None]
         file.bad_lines += len(decoded) - len(events) + skipped
@@ -227,7 +236,7 @@ class EventFiles:
             file.at = max(file.at, events[-1].at)
             file.is_closed = events[-1].kind == CLOSED
             self._count_lost(events)
-        return events, len(lines)
+        return events
 
     def _count_lost(self, events: list[EventLine]) -> None:
         """Note numbers that are missing among a process's events: its disk was full, or too slow."""
@@ -278,18 +287,23 @@ class _EventFile:
         self.bad_lines = 0
         self.was_cut = False
 
-    def measure(self) -> int:
-        """Return the size of the file; that of the last time if the file is gone."""
+    @property
+    def is_unread(self) -> bool:
+        """True if there may be a complete line after `offset`."""
+        return self.has_line and self.size > self.offset
+
+    def measure(self) -> bool:
+        """Look at the size of the file, and return whether it is unread. A file that is gone keeps its size."""
         try:
             now = self.path.stat()
         except OSError:
-            return self.size
+            return self.is_unread
         if now.st_size < self.offset:
             self.was_cut = True
             self.offset = now.st_size
         self.has_line = self.has_line or now.st_size != self.size
         self.size, self.changed = now.st_size, now.st_mtime
-        return self.size if self.has_line else self.offset
+        return self.is_unread
 
     def read_lines(self) -> tuple[bytes, int]:
         """Return the next whole lines, and the number of lines that are too long and skipped. Raises: OSError"""
