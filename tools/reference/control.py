@@ -158,9 +158,9 @@ def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, request in bulk.VERBS.items():
         yield _link(verb, _BULK), _first(request.__doc__), "a piece of work", "what was done, once it is durable"
     for verb, (function, body, *answers) in _INSPECTIONS.items():
-        fields = "empty" if body is None else ", ".join(map(code, body.__struct_fields__))
+        names = "empty" if body is None else ", ".join(map(code, body.__struct_fields__))
         of, answer = "list of " if verb in _LISTS else "", answers[0].__name__
-        yield _link(verb), _summary(function), fields, f"{of}[{answer}](#{answer.lower()})"
+        yield _link(verb), _summary(function), names, f"{of}[{answer}](#{answer.lower()})"
     yield _link(failover_request.VERB), _summary(failover_request.begin_failover), "`to`", "`member`"
     names = ", ".join(map(code, BackupRequest.__struct_fields__))
     report = "[BackupReport](#backupreport)"

@@ -15,7 +15,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, connected, control_answers, send_control_request
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
-from truenext.cli.values import COUNT, SELECTOR, TEXT
+from truenext.cli.values import ANY_TEXT, COUNT, SELECTOR
 from truenext.errors import Code, Refused
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
@@ -42,7 +42,7 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
 
     for name in reversed(_GROUP_FIELDS):
         text = f"Only dead letters with this {name}, as `truenext dead-letters` shows it."
-        with_group = click.option(f"--{name}", type=TEXT, help=text)(with_group)
+        with_group = click.option(f"--{name}", type=ANY_TEXT, help=text)(with_group)
     return with_group
 
 

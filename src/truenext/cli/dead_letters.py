@@ -20,10 +20,11 @@ from truenext.model.limits import DEAD_LETTER_GROUPS_MAX
 @json_option
 @broker_options
 def dead_letters(queue: str | None, selector: str | None, as_json: bool, broker: BrokerOptions) -> None:
-    """Count the messages of the dead-letter queue QUEUE, such as DLQ.orders, by cause.
+    """Count the dead letters in QUEUE by cause.
 
-    Shows groups of messages that came from the same queue, for the same reason, and whose last cause has the same first
-    line; the largest first. `truenext redrive`, `move` and `purge` take a group by --origin, --reason and --cause.
+    QUEUE is a dead-letter queue, such as DLQ.orders. Shows groups of messages that came from the same queue, for the
+    same reason, and whose last cause has the same first line; the largest first. `truenext redrive`, `move` and `purge`
+    take a group by --origin, --reason and --cause.
 
     Without QUEUE: lists the queues DLQ. + anything that have messages, and prints nothing if there are none.
     """

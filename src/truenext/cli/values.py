@@ -377,6 +377,10 @@ def _fault_of_selector(value: str) -> str | None:
     return _error_of(compile_selector, value)
 
 
+def _fault_of_any_text(value: str) -> str | None:
+    return f"{_shortened_repr(value)} is not UTF-8" if _SURROGATE.search(value) else None
+
+
 def _fault_of_database_url(value: str) -> str | None:
     # Without the value: it may have a password.
     if value.isprintable() and re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?://.*", value):
@@ -392,6 +396,8 @@ def _pattern_check(pattern: str, meaning: str) -> Callable[[str], str | None]:
 
 COUNT = click.IntRange(1, NUMBER_MAX)
 TEXT = CheckedTextParam("text", _fault_of_text)
+ANY_TEXT = CheckedTextParam("text", _fault_of_any_text)
+"""Text that may be empty, such as a text that a client has sent."""
 SERVER_NAME = CheckedTextParam("text", fault_of_server_name)
 SELECTOR = CheckedTextParam("selector", _fault_of_selector)
 URL = CheckedTextParam("url", partial(_error_of, parse_url))
