@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages
+.PHONY: help setup demo console say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -55,6 +55,11 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 .venv/spark: %/spark: %/test requirements-spark.lock
 	@echo "installing Spark with a Java of its own, where they are missing: some 550 MB to download, a minute or more"
 	@$(call install,--no-compile --require-hashes -r requirements-spark.lock)
+	@touch $@
+
+.venv/browser: %/browser: %/test requirements-browser.lock
+	@echo "installing what steers a browser: 50 MB to download"
+	@$(call install,--no-compile --require-hashes -r requirements-browser.lock)
 	@touch $@
 
 setup: .venv/core ## Make .venv, with the truenext command in it
@@ -102,7 +107,7 @@ test: .venv-core/test .venv/core ## Everything that must hold, in minutes
 	wait $$spark || status=$$?; cat $$output; exit $$status
 
 
-CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/console tests/integration
 
 test-core: .venv-core/test
 	.venv-core/bin/truenext --version
@@ -122,7 +127,7 @@ test-again: .venv-core/test
 test-spark: .venv/spark
 	$(BIN)/lint-imports
 	$(call timed,types) $(BIN)/mypy --num-workers auto || $(BIN)/mypy
-	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py
+	$(call timed,tests with Spark) $(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py tests/unit/test_command_logins.py tests/integration/test_command_tls.py tests/console/browser
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/property/test_jms_clients.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
@@ -153,6 +158,9 @@ broken: .venv/spark ## truenext's own client through networks that break, and ki
 
 guard: .venv/spark ## 2,000 guessed passwords (GUESSES=n), 1,000 cut connections with TLS, judged by the audit (CUTS=n), and 100 reloads of users and certificates under load (RELOADS=n)
 	TRUENEXT_DRAW=all TRUENEXT_GUESSES=$${GUESSES:-2000} TRUENEXT_CUTS=$${CUTS:-1000} TRUENEXT_RELOADS=$${RELOADS:-100} $(PYTEST) -s tests/integration/test_guesses.py tests/integration/test_tls_cuts.py tests/integration/test_reloads.py tests/spark/test_tls_cuts.py
+
+console: .venv/browser ## The console in a real browser, at a real broker: an operator's ways, a hundred payloads, three widths, light and dark; needs chromium (TRUENEXT_CHROMIUM=path; TRUENEXT_PICTURES=folder keeps pictures)
+	TRUENEXT_DRAW=all $(PYTEST) -s -rs tests/console/browser
 
 jms: .venv/test ## The unmodified JMS client: 2,000 requests between two users (REQUESTS=n), and failover through 20 cuts each in 20 runs (CUTS=n); needs Java
 	TRUENEXT_JMS_REQUESTS=$${REQUESTS:-2000} TRUENEXT_JMS_CUTS=$${CUTS:-20} $(PYTEST) -s -k "requests or cuts" tests/integration/openwire/test_jms_users.py tests/integration/openwire/test_jms_failures.py
@@ -235,6 +243,7 @@ lock: ## Write the lock files anew (needs a network)
 	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra test pyproject.toml -o requirements-test.lock --upgrade
 	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra test --extra spark pyproject.toml -o requirements-spark.lock --upgrade
 	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra setup --extra demo --constraint requirements-spark.lock pyproject.toml -o requirements-demo.lock --upgrade
+	.lock-venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --extra browser --constraint requirements-spark.lock pyproject.toml -o requirements-browser.lock --upgrade
 	rm -rf .lock-venv
 
 clean: ## Remove what was made

@@ -15,7 +15,7 @@ from tests.console.conftest import PASSWORD, users_file
 from tests.console.here import JSON, Browser, ConsoleHere, console_here
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
-from truenext.client.core.credentials import NO_CREDENTIALS
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.console.link import Broker
 from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, Attempts, Logins
 from truenext.console.serving import ask_whether_users
@@ -214,19 +214,28 @@ def test_password_is_not_kept(users_broker: BrokerProcess) -> None:
         browser = await console.logged_in("rita", PASSWORD)
         assert (await browser.get("/")).status == 200
         gc.collect()
-        kept = [each for each in gc.get_objects() if isinstance(each, dict | list | tuple) and _has(each, PASSWORD)]
-        # This module's own names are all that is left.
-        assert all(any(value is PASSWORD for value in _values(each)) for each in kept)
+        kept = [each for each in gc.get_objects() if isinstance(each, Credentials)]
+        assert kept and {(each.user, each.password) for each in kept} == {(None, None)}
 
     run(users_broker, test)
 
 
-def _values(found: object) -> list[object]:
-    return list(found.values()) if isinstance(found, dict) else list(found)  # type: ignore[call-overload]
+def test_broker_that_has_lost_its_users_lets_nobody_in(tmp_path: Path) -> None:
+    # C35.3
+    broker = BrokerProcess(tmp_path, ["--users", str(users_file(tmp_path))])
+    broker.start()
 
+    async def test(console: ConsoleHere) -> None:
+        await stopped(broker)
+        broker.options = []
+        await started(broker)
+        answer = await console.browser().log_in("rita", "any password")
+        assert answer.status == 403 and "no users any more" in answer.text
 
-def _has(found: object, text: str) -> bool:
-    return any(type(each) is str and each == text for each in _values(found))
+    try:
+        run(broker, test)
+    finally:
+        broker.clean_up()
 
 
 # ---- Logins, by a clock of the test ----

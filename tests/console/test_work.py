@@ -205,28 +205,27 @@ def test_connection_is_closed(open_broker: BrokerProcess) -> None:
     run(open_broker, test)
 
 
-@pytest.mark.parametrize(
-    ("query", "status", "part"),
-    [
-        ("verb=eat&queue=a", 400, "no action"),
-        ("verb=purge", 400, "lacks the parameter"),
-        ("queue=a", 400, "lacks the parameter"),
-        ("verb=purge&queue=nowhere", 404, "nowhere"),
-        ("verb=purge&queue=senseless&selector=a+b+c", 400, "selector"),
-        ("verb=move&queue=senseless&to=senseless", 400, "same queue"),
-        ("verb=move&queue=senseless&to=/topic/a", 400, "/topic/a"),
-        ("verb=move&queue=senseless&to=a%0Ab", 400, "queue"),
-        ("verb=redrive&queue=senseless&sequence=one", 400, "number"),
-        ("verb=unschedule", 400, "destination"),
-    ],
-)
-def test_senseless_action_is_answered_with_a_sentence(
-    open_broker: BrokerProcess, connection: Connection, query: str, status: int, part: str
-) -> None:
+SENSELESS = [
+    ("verb=eat&queue=a", 400, "no action"),
+    ("verb=purge", 400, "lacks the parameter"),
+    ("queue=a", 400, "lacks the parameter"),
+    ("verb=purge&queue=nowhere", 404, "nowhere"),
+    ("verb=purge&queue=senseless&selector=a+b+c", 400, "selector"),
+    ("verb=move&queue=senseless&to=senseless", 400, "same queue"),
+    ("verb=move&queue=senseless&to=/topic/a", 400, "/topic/a"),
+    ("verb=move&queue=senseless&to=a%0Ab", 400, "queue"),
+    ("verb=redrive&queue=senseless&sequence=one", 400, "number"),
+    ("verb=unschedule", 400, "destination"),
+]
+"""Parameters of an action, and the status and a part of the answer."""
+
+
+def test_senseless_action_is_answered_with_a_sentence(open_broker: BrokerProcess, connection: Connection) -> None:
     connection.send("/queue/senseless", "a")
 
     async def test(console: ConsoleHere, browser: Browser) -> None:
-        answer = await browser.get(f"/action?{query}", {"accept": "application/json"})
-        assert answer.status == status and part in answer.json()["error"], answer.text
+        for query, status, part in SENSELESS:
+            answer = await browser.get(f"/action?{query}", {"accept": "application/json"})
+            assert answer.status == status and part in answer.json()["error"], (query, answer.text)
 
     run(open_broker, test)

@@ -150,8 +150,8 @@ def _parts() -> Iterator[str]:
 def _verbs() -> Iterator[tuple[str, str, str, str]]:
     for verb, query in QUERIES.items():
         answer = _ANSWERS[verb][0].__name__
-        fields = _REQUESTS[verb].__struct_fields__ if verb in _REQUESTS else ()
-        names = ", ".join(map(code, fields)) or "empty"
+        members = _REQUESTS[verb].__struct_fields__ if verb in _REQUESTS else ()
+        names = ", ".join(map(code, members)) or "empty"
         yield _link(verb), _summary(query), names, f"[{answer}](#{answer.lower()})"
     for verb, change in QUEUE_CHANGES.items():
         yield _link(verb), _summary(change), "`queue`", "the same, once the change is durable"

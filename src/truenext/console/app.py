@@ -13,6 +13,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -106,6 +107,8 @@ class Console:
         self.key = secrets.token_urlsafe(32)
         """Token of the address that opens a console without users."""
         self.secret = secrets.token_bytes(32)
+        self.stopping = asyncio.Event()
+        """Event that ends all streams."""
         self.logins = Logins(time.monotonic)
         self.attempts = Attempts(time.monotonic)
         self._logging_in = asyncio.Semaphore(4)
@@ -329,10 +332,18 @@ class Requests:
                     quiet_since = time.monotonic()
                 login.used_s = max(login.used_s, time.monotonic())
                 busy_s = time.monotonic() - started
-                await asyncio.sleep(min(max(LIVE_S, busy_s / STREAM_BUSY_MAX), LIVE_S_MAX))
+                if await self._is_stopping_within(min(max(LIVE_S, busy_s / STREAM_BUSY_MAX), LIVE_S_MAX)):
+                    return
             yield _event("", "login")
         finally:
             login.streams -= 1
+
+    async def _is_stopping_within(self, seconds: float) -> bool:
+        """Wait for some time, and return whether the console is stopped meanwhile."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._console.stopping.wait()
+        return self._console.stopping.is_set()
 
     async def _fail(self, request: Request, error: Exception, login: Login | None, rights: Rights | None) -> Response:
         status, text = failure_of(error)

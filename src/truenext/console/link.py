@@ -93,7 +93,7 @@ class Link:
         try:
             return msgspec.json.decode(answer, type=type)  # type: ignore[no-any-return]
         except msgspec.MsgspecError as error:
-            raise OlderBroker(_older(verb)) from error
+            raise OlderBroker(older_text(verb)) from error
 
     async def browse(
         self,
@@ -168,10 +168,11 @@ class Link:
 
 
 def _meaning(verb: str, error: Refused) -> TruenextError:
-    if error.code == Code.CONTROL_REQUEST and "unknown" in str(error):
-        return OlderBroker(_older(verb))
+    # The text of a broker that lacks the verb has not changed since there are control requests.
+    if error.code == Code.CONTROL_REQUEST and "no control verb" in str(error):
+        return OlderBroker(older_text(verb))
     return error
 
 
-def _older(verb: str) -> str:
+def older_text(verb: str) -> str:
     return f"the broker is older than this console, and does not answer {verb!r} as the console needs: upgrade it"

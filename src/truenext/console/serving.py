@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from truenext.client.core.credentials import Credentials
 from truenext.console.answers import ConnectionReport, QueueList
 from truenext.console.app import Console, make_app
 from truenext.console.doors import Address
-from truenext.console.link import Broker, Link
+from truenext.console.link import Broker, Link, OlderBroker, older_text
 from truenext.console.rendering import Renderer
 from truenext.console.shared import Shared
 from truenext.errors import Code, ConfigurationError, Refused
@@ -175,6 +176,9 @@ async def ask_whether_users(broker: Broker) -> bool:
     try:
         report = await link.ask("connection", None, ConnectionReport)
         await link.ask("queues", {"limit": 0}, QueueList)
+    except Refused as error:
+        # A broker that takes no body refuses the one that all pages send.
+        raise OlderBroker(older_text("queues")) from error
     finally:
         await link.close()
     return report.user is not None
@@ -206,9 +210,9 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
         }
         shared = Shared(broker, options.events, settings)
         console = Console(shared, public_address(listen, options.hosts), has_users=has_users, renderer=Renderer())
-        server = uvicorn.Server(_server_config(console, options))
+        server = _Server(_server_config(console, options))
         shared.flows.start()
-        _stop_on_signals(server)
+        _stop_on_signals(server, console)
         announce(f"{listen.url}/" if has_users else f"{listen.url}/open?key={console.key}")
         try:
             await server.serve(sockets=[sock])
@@ -245,7 +249,18 @@ def _server_config(console: Console, options: ConsoleOptions) -> uvicorn.Config:
     return config
 
 
-def _stop_on_signals(server: uvicorn.Server) -> None:
-    loop = asyncio.get_running_loop()
+class _Server(uvicorn.Server):
+    """Server that leaves signals to the console."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _stop_on_signals(server: uvicorn.Server, console: Console) -> None:
+    def stop(number: int) -> None:
+        console.stopping.set()
+        server.handle_exit(number, None)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)

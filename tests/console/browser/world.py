@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Unpack
 
-from tests.console.browser.shop import Order
+from tests.console.browser.shop import Billed, Order
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked
 from tests.stages.service_process import ServiceProcess
@@ -99,7 +99,7 @@ class World:
 
         async def start() -> None:
             web = Service("web", broker=self.broker.url, user="shop", password=PASSWORD)
-            endpoint = web.remote("shop.order", Order)
+            endpoint = web.remote("shop.order", Order, Billed)
             async with web.connected():
                 for trace, order in orders:
                     await web.send(endpoint, order, trace=trace)

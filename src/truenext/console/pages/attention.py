@@ -13,6 +13,8 @@ from truenext.model.seen_processes import SeenProcess
 
 ATTENTION_MAX = 50
 """Largest number of things that the overview shows."""
+KIND_MAX = 8
+"""Largest number of queues, of dead-letter queues and of processes that are shown, so that none hides the others."""
 OLD_S, VERY_OLD_S = 300.0, 3600.0
 """Ages of the oldest message of a queue that are worth a warning, and worse."""
 NO_CONSUMER_S = 60.0
@@ -59,12 +61,30 @@ def find_attention(
     ten minutes, `given_up` the number of flows that were given up within an hour."""
     found = [
         *_of_broker(status),
-        *_of_queues(queues),
-        *_of_dead_letters(dead_letters, growth),
-        *_of_processes(processes),
+        *_shorten(_of_processes(processes), "process", "/stages"),
+        *_shorten(_of_dead_letters(dead_letters, growth), "dead-letter queue", "/dead-letters"),
+        *_shorten(_of_queues(queues), "queue", address("/queues", order="oldest")),
         *_of_flows(given_up),
     ]
-    return sorted(found, key=lambda each: each.level != "bad")
+    return sorted(found, key=_is_less_urgent)
+
+
+def _is_less_urgent(found: Attention) -> bool:
+    return found.level != "bad"
+
+
+def _shorten(found: Iterable[Attention], noun: str, link: str) -> list[Attention]:
+    """Return the first things of one kind, the worst first, and one for all others.
+
+    >>> [each.what for each in _shorten([Attention(level="bad", what=str(each)) for each in range(10)], "queue", "")]
+    ['0', '1', '2', '3', '4', '5', '6', '7', '2 more queues']
+    """
+    ordered = sorted(found, key=_is_less_urgent)
+    shown, others = ordered[:KIND_MAX], ordered[KIND_MAX:]
+    if others:
+        number, _, plural = format_plural(len(others), noun).partition(" ")
+        shown.append(Attention(level=others[0].level, what=f"{number} more {plural}", link=link, action="Show all"))
+    return shown
 
 
 def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
@@ -106,8 +126,7 @@ def _of_queues(queues: Iterable[QueueReport]) -> Iterator[Attention]:
             yield Attention(
                 level=level,
                 what=f"{report.name}: {why}",
-                why=f"{format_plural(report.waiting, 'message')} wait, and "
-                f"{format_plural(report.consumers, 'consumer')} may take them.",
+                why=f"Waiting: {format_count(report.waiting)}. Consumers: {format_count(report.consumers)}.",
                 link=queue_link(report.name),
                 action="Show the queue",
             )
