@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from tests.console.payloads import PAYLOADS
-from tests.console.samples import SAMPLES
-from truenext.console.rendering import Renderer
+from tests.console.samples import OVERVIEW, SAMPLES
+from truenext.console.pages.overview import Chart
+from truenext.console.rendering import TYPES, Renderer
 
 _RENDERER = Renderer()
 _DECIDING = {
@@ -137,5 +138,17 @@ def test_fields_and_buttons_of_a_page_have_names(template: str) -> None:
         assert "scope=" in table
 
 
-def test_a_page_weighs_less_than_its_part_of_200_kib() -> None:
-    assert len(render("queues", SAMPLES["queues"], "anna")[0]) < 100 * 1024
+def test_a_first_page_with_an_hour_of_charts_weighs_less_than_200_kib() -> None:
+    overview = msgspec.structs.replace(OVERVIEW, charts=[_rounded(each) for each in OVERVIEW.charts])
+    files = [path for path in _RENDERER.static.files.values() if path.suffix in TYPES]
+    page = len(render("overview", overview, "anna")[0].encode())
+    assert page + sum(path.stat().st_size for path in files) < 200 * 1024
+
+
+def _rounded(chart: Chart) -> Chart:
+    """Return a chart with values of four digits, as the console makes them."""
+    series = {
+        name: [None if each is None else float(f"{each:.4g}") for each in values]
+        for name, values in chart.series.items()
+    }
+    return msgspec.structs.replace(chart, series=series)

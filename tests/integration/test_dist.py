@@ -153,7 +153,10 @@ def test_metadata_of_the_wheel_is_that_of_a_package_index(packages: tuple[Path, 
     with zipfile.ZipFile(wheel) as archive:
         metadata = message_from_bytes(archive.read(f"truenext-{VERSION}.dist-info/METADATA"))
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["License-File"] == "LICENSE"
+    vendor = "src/truenext/console/static/vendor"
+    assert set(metadata.get_all("License-File", [])) == {
+        *("LICENSE", f"{vendor}/htmx-LICENSE", f"{vendor}/uPlot-LICENSE")
+    }
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert not README_LINK.search(str(metadata.get_payload()))
@@ -161,7 +164,7 @@ def test_metadata_of_the_wheel_is_that_of_a_package_index(packages: tuple[Path, 
     assert {"all", "sql", "postgresql", "postgresql-store", "opentelemetry", "reload", "spark"} <= extras
     of_all = next(each for each in metadata.get_all("Requires-Dist", []) if '; extra == "all"' in each)
     assert set(re.findall(r"[a-z-]+", of_all.partition("[")[2].partition("]")[0])) == extras - {
-        *("all", "demo", "setup", "sql", "test")
+        *("all", "browser", "demo", "setup", "sql", "test")
     }
 
 

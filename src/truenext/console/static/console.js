@@ -21,8 +21,10 @@
   }
 
   function draw(element) {
-    const { at, series } = JSON.parse(element.dataset.chart);
-    const data = [at, ...Object.values(series)];
+    const { first, last, series } = JSON.parse(element.dataset.chart);
+    const values = Object.values(series);
+    const step = (last - first) / Math.max((values[0]?.length ?? 0) - 1, 1);
+    const data = [(values[0] ?? []).map((_, index) => first + index * step), ...values];
     const known = charts.get(element);
     if (known && known.names.join() === Object.keys(series).join()) {
       known.plot.setData(data);
