@@ -323,3 +323,24 @@ def test_rate_is_that_of_the_last_seconds() -> None:
             assert not rates.are_due
         assert queue.rate == rate
         assert driver.answer("queues", {})["sums"]["rate"] == rate
+
+
+def test_age_of_messages_that_memory_was_too_short_for_is_known() -> None:
+    # C32.5
+    driver = ReportDriver()
+    engine = driver.engine
+    for seconds in (100, 110, 120):
+        now(driver, seconds)
+        message = SentMessage(4, True, 0, b"content-length:1000\n", bytes(1000))
+        engine.commands.send(driver.session, Send(parse_address("/queue/a", "s"), message))
+    batch = engine.take_batch()
+    assert batch is not None
+    engine.store_results.on_committed(batch)
+    engine.turn.run()
+    queue = engine.queues.by_name["a"]
+    engine.state.memory.limit = 1
+    while queue.resident_count:
+        engine.evict()
+    assert (queue.waiting_count(), queue.oldest_ms()) == (3, 100_000)
+    now(driver, 130)
+    assert driver.answer("queues", {})["queues"][0]["oldest_s"] == 30.0
