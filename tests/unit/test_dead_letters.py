@@ -230,6 +230,9 @@ def test_group_and_selector_must_both_match() -> None:
 
     found = [letter(colour, cause) for colour in ("red", "blue") for cause in ("one", "two")]
     queue = DeadLetterQueue(found)
+    # A piece looks at more messages than its limit lets it remove.
+    dry = Purge("DLQ.orders", group=GroupFilter(cause="two"), limit=1, dry_run=True)
+    assert next(queue.pieces(dry)).count == 1
     request = Purge("DLQ.orders", selector="colour = 'red'", group=GroupFilter(cause="two"), limit=3)
     assert [result.count for result in queue.pieces(request)] == [1]
     assert queue.count(COUNT_ALL) == {("orders", "rejected", "one"): 2, ("orders", "rejected", "two"): 1}

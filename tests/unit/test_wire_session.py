@@ -30,7 +30,7 @@ from truenext.wire.session import Delivery, ProtocolRules, SessionFactory, WireS
 from truenext.wire.stomp.server import StompSession
 
 RULES = ProtocolRules(
-    protocol="TEST",
+    protocol="Lines",
     opening_seconds_max=7.0,
     login_bytes_max=50,
     late_opening="no HELLO in time",
