@@ -185,8 +185,9 @@ def test_reasons_and_figures_of_a_running_broker(tmp_path: Path) -> None:
             broker.output_of("pause", queue)
         client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
         begin = {"destination": "/control/drain", "reply-to": "/temp-queue/answers"}
-        client.send_frame("SEND", begin, b'{"draining":true}', confirmed=True)
-        assert get(url, "/ready")[1]["reasons"] == ["draining: it takes no new clients"]
+        client.send_frame("SEND", begin, b'{"draining":true}')
+        reasons = ["draining: it takes no new clients"]
+        await_answer(url, "/ready", lambda status, facts: (status, facts["reasons"]) == (503, reasons))
     finally:
         broker.clean_up()
 
