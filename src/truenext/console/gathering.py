@@ -42,9 +42,6 @@ FIRST_REPORTS_S = 0.4
 """Seconds in which the first reports of processes are received."""
 REPLIES = "/temp-queue/processes"
 
-QUEUE_SERIES = ("waiting", "oldest", "accepted", "acknowledged")
-SUMS_SERIES = (*QUEUE_SERIES, "held", "dead letters")
-
 
 @dataclass
 class Gathered:

@@ -1,8 +1,6 @@
 """Data of smaller pages: scheduled sends, durable subscriptions, connections, Spark's queries, users, settings, login,
 errors."""
 
-from typing import Any
-
 import msgspec
 
 from truenext.console.pages.overview import Figure
@@ -144,4 +142,3 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     error: str
     """Sentence that says what is wrong, and what to do."""
-    detail: Any = None
