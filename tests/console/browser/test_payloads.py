@@ -15,7 +15,7 @@ from tests.console.payloads import PAYLOADS
 from truenext.errors import TruenextError
 from truenext.model.destination import durable_key, parse_queue_name
 
-pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.drawn, pytest.mark.timeout(600)]
 PARTS = 8
 
 
