@@ -64,6 +64,7 @@ class Code(StrEnum):
     NO_SPACE = "no-space"
     TOO_SLOW = "too-slow"
     BUSY = "busy"
+    DRAINING = "draining"
     FORBIDDEN = "forbidden"
 
 

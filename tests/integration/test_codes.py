@@ -18,7 +18,12 @@ from truenext.store.memory import MemoryStore
 from truenext.testing import BlockingBroker
 from truenext.wire.stomp.server import STOMP_RULES, StompSession
 
-TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py", Code.BUSY: "test_logins.py", Code.FORBIDDEN: "test_grants.py"}
+TESTED_ELSEWHERE = {
+    Code.TOO_SLOW: "test_pressure.py",
+    Code.BUSY: "test_logins.py",
+    Code.FORBIDDEN: "test_grants.py",
+    Code.DRAINING: "test_drain.py",
+}
 
 
 def lines(*of: str) -> bytes:
