@@ -87,7 +87,7 @@ def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Pat
     ("lines", "note"),
     [
         ('backup_dir = "backups"', "/backups is not there: make this folder, for the broker's user alone."),
-        ('backup_dir = "data/backups"', "/data."),
+        ('backup_dir = "data/backups"', "/data: name a folder outside."),
         (
             'backup_dir = "data"\nstore = "postgresql:///x"\nschema = "s"\ndatabase_limit = "1GiB"',
             "in PostgreSQL, which",

@@ -97,8 +97,8 @@ class UserReport(msgspec.Struct):
     monitor: bool
     """True if the user may use `status`, and see all queues in `queues` (right `monitor`)."""
     admin: bool
-    """True if the user may use `reload`, `failover` and `drain`, and `scheduled` and `unschedule` for all destinations
-    (right `admin`)."""
+    """True if the user may use `reload`, `failover`, `backup` and `drain`, and `scheduled` and `unschedule` for all
+    destinations (right `admin`)."""
     client_ids: list[str]
     """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
     always allowed, and not listed."""

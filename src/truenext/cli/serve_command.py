@@ -22,6 +22,7 @@ from truenext.broker.settings import (
 from truenext.cli import early_signals, logs, terminal
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.values import LISTENER_URL, MEMBER, SCHEMA, SERVER_NAME, STORE_URL, EnumParam, PathParam, SizeParam
+from truenext.errors import ConfigurationError
 from truenext.model.limits import (
     DATABASE_LIMIT_MIN,
     DISK_LIMIT_MIN,
@@ -253,6 +254,11 @@ def _with_data(configuration: Configuration) -> Configuration:
     settings = configuration.broker
     if settings.data is not None or settings.memory:
         return configuration
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        text = "the working folder was removed: change to another one, or name a folder with --data"
+        raise ConfigurationError(text) from error
     return replace(configuration, broker=replace(settings, data=DEFAULT_DATA))
 
 

@@ -97,7 +97,8 @@ def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
         name = "the smallest disk_limit" if settings.disk_limit is None else "disk_limit"
         found.append(
             f"{name} ({short_size(messages)}) and the history ({short_size(history)}) are together more than the disk, "
-            f"{short_size(facts.disk)}: lower history_bytes_max{'' if settings.disk_limit is None else ' or disk_limit'}"
+            f"{short_size(facts.disk)}: lower history_bytes_max"
+            f"{'' if settings.disk_limit is None else ' or disk_limit'}"
         )
     if facts.file_system in NETWORK_FILE_SYSTEMS:
         found.append(
