@@ -66,16 +66,22 @@ def build(root: Path, to: Path, *, repository: str = "", has_speedups: bool = Tr
 
 
 def tracked_files(root: Path) -> list[str]:
-    """Return the names of git's files in a working copy, without those that were deleted there.
+    """Return the names of git's files in a working copy.
 
-    Raises: DistError if the folder is no working copy of git
+    Raises: DistError if the folder is no working copy of git, or one of the files is missing there
     """
     command = ["git", "ls-files", "-z"]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise DistError("packages are built from the files that git knows: build them in a clone, with git") from error
-    return [name for name in done.stdout.split("\0") if name and (root / name).is_file()]
+    names = [name for name in done.stdout.split("\0") if name]
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise DistError(
+            f"the working copy lacks {', '.join(missing)}, which git has: restore this (`git restore`), or remove it "
+            "from git (`git rm`)"
+        )
+    return names
 
 
 def without_relative_links(text: str, repository: str) -> str:

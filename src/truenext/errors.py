@@ -39,7 +39,8 @@ class Code(StrEnum):
     """Machine-readable reason for a refusal: the header `truenext-code` of an ERROR. The values never change.
 
     A header or name that is invalid, or too long, has the code for its kind, such as HEADER or DESTINATION. LIMIT means
-    that there is too much or too many of something.
+    that there is too much or too many of something, DRAINING that the client came during a drain, and should come again
+    later.
 
     Source: docs/protocol.md, "Error codes"
     """
@@ -64,6 +65,7 @@ class Code(StrEnum):
     NO_SPACE = "no-space"
     TOO_SLOW = "too-slow"
     BUSY = "busy"
+    DRAINING = "draining"
     FORBIDDEN = "forbidden"
     CLOSED = "closed"
 

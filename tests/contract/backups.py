@@ -22,7 +22,7 @@ PIECE = 1000
 def back_up(store: EmbeddedStore, folder: Path, wait: Callable[[], object] = lambda: None) -> Path:
     """Make a backup, and call `wait` after each piece."""
     with (
-        closing(store.hold_state(lambda: None)) as state,
+        closing(store.hold_state(lambda: None)[0]) as state,
         new_backup_folder(folder) as path,
         closing(state.files()) as files,
     ):

@@ -29,6 +29,7 @@ from truenext.store.backup import (
     Pace,
     check_backup_folder,
     incomplete_backups,
+    new_backup_folder,
 )
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
@@ -64,12 +65,12 @@ def journal_is_cut_a_batch_early(patch: pytest.MonkeyPatch) -> None:
         ends.setdefault(store, []).append(store._applied_end)
         finish(store, *rest)
 
-    def hold_early(store: EmbeddedStore, on_held: Any) -> HeldState | None:
-        state = hold(store, on_held)
-        if state is not None and ends.get(store) and ends[store][-1].segment == state._end.segment:
+    def hold_early(store: EmbeddedStore, hold_other: Any) -> tuple[HeldState, Any] | None:
+        held = hold(store, hold_other)
+        if held is not None and ends.get(store) and ends[store][-1].segment == held[0]._end.segment:
             # It still says that it has the last batch.
-            state._end = state._end._replace(offset=ends[store][-1].offset)
-        return state
+            held[0]._end = held[0]._end._replace(offset=ends[store][-1].offset)
+        return held
 
     patch.setattr(EmbeddedStore, "_finish", note)
     patch.setattr(EmbeddedStore, "_try_to_hold", hold_early)
@@ -93,8 +94,8 @@ def journal_is_of_a_later_moment(patch: pytest.MonkeyPatch) -> None:
         state._end = state._end._replace(offset=1 << 40)
         return files(state)
 
-    def whole(file: int, used: int | None) -> Iterator[bytes]:
-        return content(file, None if used else used)
+    def whole(file: int, used: int) -> Iterator[bytes]:
+        return content(file, os.fstat(file).st_size if used else 0)
 
     content = held_state._segment_content
     patch.setattr(held_state, "_segment_content", whole)
@@ -281,6 +282,28 @@ def test_manifest_that_names_a_file_elsewhere_is_refused(backup: Path, tmp_path:
         restored(backup, tmp_path / "new")
 
 
+def test_fifo_or_folder_in_place_of_a_file_is_damage(backup: Path, tmp_path: Path) -> None:
+    # C29.7
+    for name in (*(file.name for file in read_manifest(backup).files), "manifest"):
+        path = backup / name
+        content = path.read_bytes()
+        path.unlink()
+        for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
+            make(path)
+            with pytest.raises(StoreError, match=f"{name} is no regular file"):
+                restored(backup, tmp_path / "new")
+            remove(path)
+        path.write_bytes(content)
+    assert not (tmp_path / "new").exists()
+
+
+def test_backup_that_another_broker_writes_is_not_named_as_cut_short(tmp_path: Path) -> None:
+    # C29.3
+    with new_backup_folder(tmp_path) as path:
+        assert incomplete_backups(tmp_path) == []
+    assert incomplete_backups(tmp_path) == [path.name]
+
+
 def test_store_that_was_damaged_when_it_was_copied_is_refused(backup: Path, tmp_path: Path) -> None:
     """Its records are no messages, which the check of the store finds."""
     from truenext.store.restore import restore
@@ -426,7 +449,7 @@ def test_segments_of_a_backup_count_as_used(tmp_path: Path) -> None:
     with closing(busy.store) as store:
         for _ in range(10):
             busy.apply()
-        with closing(store.hold_state(lambda: None)):
+        with closing(store.hold_state(lambda: None)[0]):
             held = dict(store._journal._held)
             while set(held) & set(store._journal.segments):
                 busy.apply()

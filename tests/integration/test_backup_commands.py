@@ -1,5 +1,6 @@
 """Tests of `truenext backup` and `truenext restore` with a real broker: chapter 29 of docs/contract.md."""
 
+import os
 import re
 import signal
 import time
@@ -56,8 +57,11 @@ def test_restored_broker_has_what_the_original_had_and_another_identity(
     client.send("q", b"one", persistent=True)
     client.send("q", b"gone with a crash")
     client.send("q", b"two", persistent=True, priority=9, confirmed=True)
-    done = broker.output_of("backup", "--history")
-    folder, _, batch = re.fullmatch(r"(.*): ([\d,]+) bytes, the state after batch (\d+)\n", done).groups()  # type: ignore[union-attr]
+    done = broker.truenext("backup", "--history")
+    folder = done.stdout.removesuffix("\n")
+    figures = re.fullmatch(r"[\d,]+ bytes, the state after batch (\d+)\n", done.stderr)
+    assert figures is not None, done.stderr
+    batch = figures[1]
     client.send("q", b"later", persistent=True, confirmed=True)
     assert Path(folder).parent == broker.backups
     new = tmp_path / "new"
@@ -97,7 +101,7 @@ def test_restore_names_the_users_file_if_there_were_users(
     (tmp_path / "users.toml").chmod(0o600)
     broker = make_broker(options=("--users", str(tmp_path / "users.toml")))
     done = broker.output_of("backup", "--user", "root", "--password-file", str(tmp_path / "password"))
-    folder = done.partition(":")[0]
+    folder = done.removesuffix("\n")
     restored = completed_text("restore", folder, str(tmp_path / "new"))
     assert "The broker had users: name a copy of its users file" in restored.stdout
     assert f"`truenext serve --data {tmp_path / 'new'} --users FILE`" in restored.stdout
@@ -111,8 +115,9 @@ def test_restore_names_the_users_file_if_there_were_users(
         ('backup_dir = "nowhere"', (), "/nowhere is not there: make this folder"),
         ('backup_dir = "data/backups"', (), "is inside the data folder"),
         ('backup_dir = "open"', (), "other users of this machine can write to backup_dir"),
+        ('backup_dir = "others"', (), "belongs to another user, who could change backups"),
     ],
-    ids=["none", "missing", "inside", "open"],
+    ids=["none", "missing", "inside", "open", "others"],
 )
 def test_backup_without_a_good_folder_is_refused(
     make_broker: Callable[..., BackupBroker], tmp_path: Path, settings: str, options: tuple[str, ...], error: str
@@ -120,6 +125,11 @@ def test_backup_without_a_good_folder_is_refused(
     # C29.9
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
+    (tmp_path / "others").mkdir(0o700)
+    if "others" in settings:
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(tmp_path / "others", 1, 1)
     broker = make_broker(settings, options)
     (broker.data / "backups").mkdir()
     done = broker.truenext("backup")
@@ -183,8 +193,15 @@ def test_next_backup_names_those_that_were_cut_short(make_broker: Callable[..., 
         time.sleep(0.01)
     broker.kill()
     broker.start()
-    lines = broker.output_of("backup").splitlines()
-    assert lines[0] == f"note: {cut[0].name} is no backup: it was cut short, and can be deleted"
+    # As a broker leaves it that is killed before it has made a file, and folders that are not a broker's.
+    empty = broker.backups / "20991130T000000Z-00ff"
+    for path in (empty, broker.backups / "mine"):
+        path.mkdir()
+    (broker.backups / "mine" / "manifest-new").touch()
+    lines = broker.truenext("backup").stderr.splitlines()
+    assert lines[:-1] == [
+        f"note: {each} is no backup: it was cut short, and can be deleted" for each in (cut[0].name, empty.name)
+    ]
     refused = completed_text("restore", str(cut[0]), str(tmp_path / "new"))
     assert refused.returncode == 2
     assert "it was cut short, and has no manifest" in refused.stderr

@@ -122,7 +122,7 @@ def _make_backups(broker: BackupBroker, chance: random.Random, count: int) -> di
 def _make_backup(broker: BackupBroker, fate: str, rate: str, chance: random.Random) -> None:
     if fate == "complete":
         options = ("--history",) if chance.random() < 0.5 else ()
-        assert "the state after batch" in broker.output_of("backup", "--rate", rate, *options)
+        assert "the state after batch" in broker.truenext("backup", "--rate", rate, *options).stderr
         return
     out = broker.data.parent / "command.out"
     command = Forked(["backup", "--rate", rate, "--history", "--url", broker.url], stdout=out, stderr=out)

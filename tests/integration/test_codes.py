@@ -23,6 +23,7 @@ TESTED_ELSEWHERE = {
     Code.BUSY: "test_logins.py",
     Code.FORBIDDEN: "test_grants.py",
     Code.CLOSED: "test_inspection.py",
+    Code.DRAINING: "test_drain.py",
 }
 
 

@@ -111,12 +111,19 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
+def test_package_from_a_working_copy_that_lacks_a_file_of_git_is_refused(clone: Path, tmp_path: Path) -> None:
+    (clone / "src" / "truenext" / "blocking.py").unlink()
+    with pytest.raises(dist.DistError, match=r"^the working copy lacks src/truenext/blocking\.py, which git has"):
+        dist.build(clone, tmp_path / "dist")
+    assert not (tmp_path / "dist").exists()
+
+
 @pytest.mark.alternates("packages")
-def test_package_from_a_working_copy_has_neither_deleted_nor_untracked_modules(clone: Path, tmp_path: Path) -> None:
+def test_package_from_a_working_copy_has_neither_removed_nor_untracked_modules(clone: Path, tmp_path: Path) -> None:
     for folder in ("src/truenext", "build/lib/truenext"):
         (clone / folder).mkdir(parents=True, exist_ok=True)
         (clone / folder / "leftover.py").write_text("")
-    (clone / "src" / "truenext" / "blocking.py").unlink()
+    subprocess.run(["git", "rm", "--quiet", "--force", "src/truenext/blocking.py"], cwd=clone, check=True)
     _, wheel = dist.build(clone, tmp_path / "dist", has_speedups=False)
     names = zipfile.ZipFile(wheel).namelist()
     assert "truenext/broker/broker.py" in names

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +15,14 @@ from unittest import mock
 
 import pytest
 
+import truenext
+import truenext.blocking
+from tests.drawing import each_one_of
 from tests.integration.broker_here import broker_here
 from tests.integration.broker_process import PATIENCE_SECONDS, QUIET_SECONDS, BrokerProcess
+from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.raw_client import bodies
+from truenext.broker.drain import RESTRICTION
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.limits import CONTROL_ONLY_CONNECTIONS_MAX
 
@@ -154,7 +160,7 @@ def test_new_connection_may_only_send_control_requests(
     # C31.3, C31.7
     Operator(broker).begin()
     assert error_of_connection(broker, frame, headers) == (
-        "limit: the broker is being drained: this connection may only send control requests (SEND to /control/) and "
+        "draining: the broker is being drained: this connection may only send control requests (SEND to /control/) and "
         "subscribe to its own /temp-queue/ for the answers"
     )
     assert "ready      no: the broker is being drained" in broker.output_of("status")
@@ -211,25 +217,32 @@ def test_client_without_control_requests_is_refused_at_its_login() -> None:
             client = mock.Mock(has_control_requests=False)
             listener._connections.add(client)
             with pytest.raises(RemoteProtocolError, match=r"^the broker is being drained: try again later$") as refused:
-                listener._assign_place(client, True, "the broker is being drained")
-            assert refused.value.code is Code.LIMIT
+                listener._assign_place(client, True, RESTRICTION)
+            assert refused.value.code is Code.DRAINING
             listener._connections.remove(client)
 
     asyncio.run(run())
 
 
+RIGHTS = {"root": "admin = true", "eyes": "monitor = true", "shop": 'send = [">"]\ntake = [">"]'}
+
+
+def _users_file(folder: Path) -> list[str]:
+    """Write a users file. Return the option with its name."""
+    users, word = folder / "users.toml", folder / "word"
+    users.write_text("".join(f'[user.{name}]\npassword_file = "word"\n{right}\n' for name, right in RIGHTS.items()))
+    word.write_text("word")
+    for file in (users, word):
+        file.chmod(0o600)
+    return ["--users", str(users)]
+
+
 def test_rights_of_users_during_a_drain(tmp_path: Path) -> None:
     # C31.3
-    users = tmp_path / "users.toml"
-    rights = {"root": "admin = true", "eyes": "monitor = true", "shop": 'send = [">"]'}
-    users.write_text("".join(f'[user.{name}]\npassword_file = "word"\n{right}\n' for name, right in rights.items()))
-    (tmp_path / "word").write_text("word")
-    for file in (users, tmp_path / "word"):
-        file.chmod(0o600)
-    broker = BrokerProcess(tmp_path, ["--users", str(users)])
+    broker = BrokerProcess(tmp_path, _users_file(tmp_path))
     broker.start()
     try:
-        root, eyes, shop = ({"login": name, "passcode": "word"} for name in rights)
+        root, eyes, shop = ({"login": name, "passcode": "word"} for name in RIGHTS)
         operator = Operator(broker, root)
         for headers in (eyes, shop):
             client = broker.connect(headers=headers)
@@ -240,7 +253,7 @@ def test_rights_of_users_during_a_drain(tmp_path: Path) -> None:
         refused = broker.connect(sends_connect=False)
         refused.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | shop)
         error = refused.next_frame()
-        assert error.headers["truenext-code"] == "limit"
+        assert error.headers["truenext-code"] == "draining"
         assert error.body.decode() == (
             "the broker is being drained, and only users with the right monitor or admin may log in now: try again "
             "later"
@@ -494,3 +507,91 @@ def _drain_under_load(broker: BrokerProcess, random: Random) -> None:
     for worker in workers:
         worker.join(30)
         assert worker.error is None
+
+
+# ---- Clients of truenext ----
+
+
+@pytest.mark.parametrize("has_users", each_one_of([False, True], ["no-users", "users"]))
+def test_clients_that_connect_during_a_drain_wait_for_its_end(tmp_path: Path, has_users: bool) -> None:
+    # C31.8
+    login: dict[str, Any] = {"user": "shop", "password": "word"} if has_users else {}
+    broker = BrokerProcess(tmp_path, _users_file(tmp_path) if has_users else [])
+    broker.start()
+
+    async def use(proxy: CuttingProxy) -> None:
+        url = f"stomp://127.0.0.1:{proxy.port}"
+        async with truenext.connect(url, **login) as client, client.consumer("/queue/a") as consumer:
+            received = asyncio.create_task(consumer.receive(PATIENCE_SECONDS))
+            operator.begin()
+            proxy._end_connections()
+            async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+                others = [group.create_task(each) for each in (_send(broker, login), _receive(broker, login))]
+                others += [group.create_task(asyncio.to_thread(_receive_blocking, broker, login))]
+                command = group.create_task(asyncio.to_thread(_send_by_command, broker, login))
+                await asyncio.sleep(2.0)
+                assert not any(each.done() for each in [received, *others, command]), (received, others, command)
+                assert client.health().state != "connected"
+                assert operator.request(draining=False)["draining"] is False
+                message = await received
+                assert message is not None and message.text == "sent"
+        done = await command
+        assert (done.returncode, "waiting until the drain of" in done.stderr) == (0, True)
+
+    try:
+        operator = Operator(broker, {"login": "root", "passcode": "word"} if has_users else None)
+        with CuttingProxy(broker.port) as proxy:
+            asyncio.run(use(proxy))
+        broker.close_clients()
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+async def _send(broker: BrokerProcess, login: dict[str, Any]) -> None:
+    async with truenext.connect(broker.url, timeout=PATIENCE_SECONDS, **login) as client:
+        await client.send_many("/queue/b", ["1", "2"])
+        await client.send("/queue/a", "sent")
+
+
+async def _receive(broker: BrokerProcess, login: dict[str, Any]) -> None:
+    connection = truenext.connect(broker.url, timeout=PATIENCE_SECONDS, **login)
+    async with connection as client, client.consumer("/queue/b") as consumer:
+        assert await consumer.receive(PATIENCE_SECONDS) is not None
+
+
+def _receive_blocking(broker: BrokerProcess, login: dict[str, Any]) -> None:
+    connection = truenext.blocking.connect(broker.url, timeout=PATIENCE_SECONDS, **login)
+    with connection as client, client.consumer("/queue/b") as consumer:
+        assert consumer.receive(PATIENCE_SECONDS) is not None
+
+
+def _send_by_command(broker: BrokerProcess, login: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    with mock.patch.dict(os.environ, {f"TRUENEXT_{name.upper()}": value for name, value in login.items()}):
+        return broker.truenext("send", "b", "3")
+
+
+def test_program_that_does_not_wait_is_told_of_the_drain(broker: BrokerProcess) -> None:
+    # C31.8
+    Operator(broker).begin()
+    with truenext.blocking.connect(broker.url) as client:
+        with pytest.raises(
+            TimeoutError, match="the message is not confirmed and may have arrived: the broker is being"
+        ):
+            client.send("/queue/a", "x", timeout=0.5)
+        with pytest.raises(truenext.Refused, match=r"^the broker is being drained") as refused:
+            next(iter(client.browse("/queue/a")))
+        assert refused.value.code == Code.DRAINING
+
+
+def test_connection_that_began_during_a_drain_gives_no_takeover(broker: BrokerProcess) -> None:
+    # C31.3
+    Operator(broker).begin()
+    former = broker.connect(sends_connect=False)
+    connected = former.send_connect("1.2", "0,0", headers={"truenext-client": "1"})
+    assert connected.headers["truenext-control-only"] == "draining"
+    secret = connected.headers["truenext-secret"]
+    client = broker.connect(sends_connect=False)
+    connected = client.send_connect("1.2", "0,0", headers={"truenext-client": "2", "truenext-secret": secret})
+    assert connected.headers["truenext-taken-over"] == "false"
+    assert connected.headers["truenext-control-only"] == "draining"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.test_control_queries import ReportDriver
 from truenext.broker.access import VERB_CHECKS, ForbiddenError
-from truenext.broker.drain import BEGIN, VERB, Drain
+from truenext.broker.drain import BEGIN, RESTRICTION, VERB, Drain
 from truenext.cli.drain import left_text
 from truenext.engine import remainder
 from truenext.engine.lifecycle import settlement
@@ -255,13 +255,13 @@ def request(body: bytes) -> ControlRequest:
 def test_restriction_is_for_new_connections_during_a_drain_alone(driver: DrainDriver) -> None:
     # C31.3
     drain = driver.drain
-    assert drain.restriction("", is_takeover=False) == ""
+    assert drain.restriction("", is_takeover=False) is None
     driver.acknowledge()
     report_of(driver, BEGIN)
-    assert drain.restriction("", is_takeover=False) == "the broker is being drained"
-    assert drain.restriction("Spark.mine", is_takeover=False) == "the broker is being drained"
-    assert drain.restriction("Spark", is_takeover=False) == ""
-    assert drain.restriction("", is_takeover=True) == ""
+    assert drain.restriction("", is_takeover=False) == RESTRICTION
+    assert drain.restriction("Spark.mine", is_takeover=False) == RESTRICTION
+    assert drain.restriction("Spark", is_takeover=False) is None
+    assert drain.restriction("", is_takeover=True) is None
 
 
 def test_only_admins_may_drain() -> None:

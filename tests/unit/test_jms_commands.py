@@ -8,6 +8,7 @@ import pytest
 
 from truenext.broker.access import COMMAND_CHECKS, ForbiddenError
 from truenext.broker.broker import CHECK_INTERVAL_S, Broker
+from truenext.broker.drain import RESTRICTION
 from truenext.broker.peer import WaitsFor
 from truenext.broker.recovery import recover
 from truenext.engine.state.consumer import ConnectionState
@@ -46,7 +47,7 @@ class Connection:
     def __init__(self, broker: Broker, login: Login) -> None:
         self.broker = broker
         self.peer = mock.Mock()
-        self.peer.assign_place.return_value = ""
+        self.peer.assign_place.return_value = None
         self.peer.cancel_unsent.return_value = ({}, [])
         self.session = broker.connect(self.peer)
         self.execute(login)
@@ -110,7 +111,7 @@ def test_jms_client_that_connects_again_by_its_id_is_no_new_connection_during_a_
     login = Login(is_jms_client=True, connection_id="ID:a:1")
     Connection(setup.broker, login)
     setup.engine.state.commit_state.is_draining = True
-    for number, restriction in {1: "", 2: "the broker is being drained"}.items():
+    for number, restriction in {1: None, 2: RESTRICTION}.items():
         new = Connection(setup.broker, Login(is_jms_client=True, connection_id=f"ID:a:{number}"))
         new.peer.assign_place.assert_called_once_with(may_exceed=True, restriction=restriction)
 

@@ -1,5 +1,6 @@
 """Tests of the memory available to a broker, of the refusal of a limit above it, and of the broker's name."""
 
+import resource
 from pathlib import Path
 from sys import maxsize
 
@@ -80,6 +81,42 @@ def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Pat
         result = CliRunner().invoke(main, ["config", "check", str(file)])
         assert result.exit_code == 0 and f"{file} has no faults." in result.stdout
         assert ("note: `truenext serve` refuses this file on this machine" in result.stdout) is is_noted
+
+
+@pytest.mark.parametrize(
+    ("lines", "note"),
+    [
+        ('backup_dir = "backups"', "/backups is not there: make this folder, for the broker's user alone."),
+        ('backup_dir = "data/backups"', "/data: name a folder outside."),
+        (
+            'backup_dir = "data"\nstore = "postgresql:///x"\nschema = "s"\ndatabase_limit = "1GiB"',
+            "in PostgreSQL, which",
+        ),
+        ("", ""),
+    ],
+    ids=["missing", "inside", "postgresql", "none"],
+)
+def test_config_check_notes_that_no_backup_can_be_made(tmp_path: Path, lines: str, note: str) -> None:
+    (tmp_path / "data" / "backups").mkdir(parents=True)
+    file = tmp_path / "truenext.toml"
+    file.write_text(f'[broker]\ndata = "data"\n{lines}\n')
+    result = CliRunner().invoke(main, ["config", "check", str(file)])
+    notes = [line for line in result.stdout.splitlines() if line.startswith("note: no backup can be made: backup_dir")]
+    assert result.exit_code == 0, result.stdout
+    assert len(notes) == bool(note) and all(note in each for each in notes)
+
+
+def test_config_check_notes_too_few_files_as_serve_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    file = tmp_path / "truenext.toml"
+    file.write_text('[broker]\ndata = "data"\n')
+    result = CliRunner().invoke(main, ["config", "check", str(file)])
+    assert (
+        "note: `truenext serve` refuses this file on this machine: this process may open 64 files (ulimit -n), and the "
+        "broker needs at least 76: raise the limit.\n" in result.stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from sys import maxsize
 import pytest
 
 from truenext.broker.settings import BrokerSettings
-from truenext.cli.files import FILES_OWN, needed_files, places_with
+from truenext.cli.files import FILES_OWN, fault_of_files, needed_files, places_with
 from truenext.cli.sizing import MachineFacts, describe, read_machine, warnings
 from truenext.model.limits import CONNECTIONS_MAX
 from truenext.server.listener import ALL_PLACES
@@ -42,7 +42,14 @@ def test_too_few_files_are_warned_of_with_the_number_that_is_needed() -> None:
         "raise the limit to 2,484, of which 64 are for the broker itself"
     )
     assert warnings(two, replace(LARGE, files=needed_files(2))) == []
-    assert "enough for 0 connections" in warnings(two, replace(LARGE, files=10))[0]
+    assert warnings(two, replace(LARGE, files=10)) == []
+
+
+def test_files_that_are_too_few_for_a_broker_are_a_fault() -> None:
+    assert fault_of_files(76, 1) is None
+    assert fault_of_files(75, 1) == (
+        "this process may open 75 files (ulimit -n), and the broker needs at least 76: raise the limit"
+    )
 
 
 @pytest.mark.parametrize("files", [FILES_OWN + 12, 500, 1273, 1274, maxsize])

@@ -130,7 +130,9 @@ class LineSession:
     def mark_refused(self) -> int:
         return 0
 
-    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
+    def encode_connected(
+        self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool, control_only: Code | None = None
+    ) -> bytes:
         return b"WELCOME\n"
 
 

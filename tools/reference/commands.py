@@ -16,7 +16,8 @@ _HEAD = """\
 
 Look up each command of `truenext` here: its arguments, its options with their defaults, and its exit status.
 `truenext COMMAND --help` prints the same. `truenext --version` prints the version, and `truenext --version --json` also
-those of Python and of the libraries, and the numbers of the formats of files and tables.
+those of Python and of the libraries, and the numbers of the formats of files and tables; those of an extra only
+where it is installed.
 
 The commands that ask a running broker work when the broker is full, too: it keeps ten connections beyond its limit for
 them. A program can send the same requests over STOMP: [control.md](control.md).

@@ -469,6 +469,11 @@ BROKER_FRAME_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "`true`, `false`",
             "Whether a connection was taken over, if CONNECT had a `truenext-secret`.",
         ),
+        HeaderDoc(
+            ("truenext-control-only",),
+            "`limit`, `draining`",
+            "The connection may only send control requests; other frames are refused with this code.",
+        ),
     ),
     "MESSAGE": (
         HeaderDoc(("subscription",), "a name", "Id of the subscription."),

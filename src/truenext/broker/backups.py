@@ -7,9 +7,7 @@ interpreter to others: reads, writes, hashes, and LMDB's own copy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack, closing
-from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from time import gmtime, strftime
@@ -63,7 +61,8 @@ class BackupReport(msgspec.Struct):
     error: str = ""
     """Reason why the backup has failed; else ""."""
     incomplete: list[str] = []
-    """Names of other folders in `backup_dir` that are no backups, because they were cut short."""
+    """Names of folders in `backup_dir` that are no backups, because they were cut short. Those to which a broker still
+    writes are not among them."""
 
 
 class Backups:
@@ -171,13 +170,14 @@ class _Backup:
         self._report.incomplete = incomplete_backups(self._backups)
         self._is_here = self._backups.stat().st_dev == self._data.stat().st_dev
         with ExitStack() as resources:
-            histories: list[HeldHistory] = []
-            state = resources.enter_context(closing(self._store.hold_state(self._hold_history(histories))))
+            state, history = self._store.hold_state(self._hold_history)
+            resources.enter_context(closing(state))
             made = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime())
-            for history in histories:
-                resources.callback(history.close)
             self._report.batch = state.batch
-            self._report.total = state.size() + sum(history.size() for history in histories)
+            self._report.total = state.size()
+            if history is not None:
+                resources.enter_context(closing(history))
+                self._report.total += history.size()
             self._check_space(state)
             path = resources.enter_context(new_backup_folder(self._backups))
             self._report.folder = str(path)
@@ -189,23 +189,19 @@ class _Backup:
             )
             with closing(state.files()) as files:
                 writer.write(files)
-            writer.write(chain.from_iterable(history.files() for history in histories))
+            if history is not None:
+                writer.write(history.files())
             writer.finish(
                 identity=state.identity,
                 batch=state.batch,
                 made=made,
-                has_history=bool(histories),
+                has_history=history is not None,
                 has_users=self._has_users,
             )
 
-    def _hold_history(self, histories: list[HeldHistory]) -> Callable[[], None]:
-        """Return a function that adds the history to a list, if it is to be copied."""
-
-        def hold() -> None:
-            if self._options.history:
-                histories.append(HeldHistory(self._data / "history"))
-
-        return hold
+    def _hold_history(self) -> HeldHistory | None:
+        """Return the history as it is now; None if it is not to be copied."""
+        return HeldHistory(self._data / "history") if self._options.history else None
 
     def _on_written(self, size: int) -> None:
         self._report.copied += size

@@ -102,6 +102,10 @@ class ConnectionEnds:
             self._peers[former].close_for_takeover(is_exempt=True)
         return secret, former is not None
 
+    def forget_secret(self, session: ConnectionState) -> None:
+        """Let no login take this connection over."""
+        self._takeovers.remove(session)
+
     def park(self, session: ConnectionState) -> bool:
         """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over.
 

@@ -7,7 +7,7 @@ An idle one is closed, so that another client can connect. Source: docs/decision
 from collections.abc import Callable, Iterable, Iterator
 
 from truenext.engine.state.consumer import ConnectionState
-from truenext.errors import Code, RemoteProtocolError
+from truenext.errors import RemoteProtocolError
 from truenext.model.commands import (
     Ack,
     AckRun,
@@ -23,6 +23,7 @@ from truenext.model.commands import (
 )
 from truenext.model.destination import DestinationKind
 from truenext.model.limits import CONTROL_ONLY_IDLE_S
+from truenext.model.restriction import Restriction
 
 
 class ControlOnlyConnections:
@@ -31,16 +32,16 @@ class ControlOnlyConnections:
         self._time = time
         self.idle_since: dict[ConnectionState, float] = {}
         """Time of the last request or answer of each control-only connection."""
-        self._reasons: dict[ConnectionState, str] = {}
+        self._restrictions: dict[ConnectionState, Restriction] = {}
 
-    def add(self, session: ConnectionState, reason: str) -> None:
-        """Add a connection; `reason` says why it may send nothing else."""
+    def add(self, session: ConnectionState, restriction: Restriction) -> None:
+        """Add a connection; `restriction` says why it may send nothing else."""
         self.idle_since[session] = self._time()
-        self._reasons[session] = reason
+        self._restrictions[session] = restriction
 
     def remove(self, session: ConnectionState) -> None:
         self.idle_since.pop(session, None)
-        self._reasons.pop(session, None)
+        self._restrictions.pop(session, None)
 
     def note_activity(self, session: ConnectionState) -> None:
         """Note that the connection has sent a request or was sent an answer, if it is control-only."""
@@ -59,10 +60,11 @@ class ControlOnlyConnections:
         """
         for command in commands:
             if session in self.idle_since and not _is_allowed(session, command):
+                reason, code = self._restrictions[session]
                 raise RemoteProtocolError(
-                    f"{self._reasons[session]}: this connection may only send control requests (SEND to /control/) "
+                    f"{reason}: this connection may only send control requests (SEND to /control/) "
                     "and subscribe to its own /temp-queue/ for the answers",
-                    Code.LIMIT,
+                    code,
                 )
             yield command
 

@@ -19,8 +19,10 @@ import msgspec
 from truenext.engine.engine import Engine
 from truenext.engine.remainder import QUEUES_PER_STEP, QueueRemainder, count_remainder
 from truenext.engine.state.queue import Entry, Queue
+from truenext.errors import Code
 from truenext.model.commands import ControlRequest, decode_client_json
 from truenext.model.destination import SPARK_CLIENT_ID, SPARK_PREFIX
+from truenext.model.restriction import Restriction
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ BEGIN = "drain, to begin"
 
 QUEUES_REPORTED = 10
 
-RESTRICTION = "the broker is being drained"
+RESTRICTION = Restriction("the broker is being drained", Code.DRAINING)
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,11 +112,11 @@ class Drain:
     def is_active(self) -> bool:
         return self._state.is_draining
 
-    def restriction(self, client_id: str, *, is_takeover: bool) -> str:
-        """Return why a connection that logs in now may only send control requests; "" if it may do everything.
+    def restriction(self, client_id: str, *, is_takeover: bool) -> Restriction | None:
+        """Return why a connection that logs in now may only send control requests; None if it may do everything.
         `is_takeover` is True if the connection takes the place of another one."""
         is_free = not self.is_active or is_takeover or client_id == SPARK_CLIENT_ID
-        return "" if is_free else RESTRICTION
+        return None if is_free else RESTRICTION
 
     def execute(self, request: ControlRequest) -> str:
         """Execute a request. Returns the name for the answer, which `report` makes: BEGIN, or VERB if the answer only

@@ -20,7 +20,7 @@ from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.user_sessions import Action, UserSessions
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.errors import RemoteProtocolError, StoreError
+from truenext.errors import Code, RemoteProtocolError, StoreError
 from truenext.model.answers import Receipt
 from truenext.model.commands import (
     Abort,
@@ -284,8 +284,11 @@ class Execution:
             self._users.log_in(session, found)
         elif login.user.strip() or login.passcode.strip():
             self._warnings.warn_of_unchecked_login(peer.client_info.address)
-        if limit:
+        if limit is not None:
             self._control.only.add(session, limit)
+            if limit.code is Code.DRAINING:
+                # The takeover of this connection would be free of the restriction.
+                self._ends.forget_secret(session)
         self._before_login.remove(session)
         self._engine.commands.log_in(session, login)
         self._connections.add(session, self._commit_state.now_ms)

@@ -16,6 +16,7 @@ from truenext.engine.state.queue import Entry
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.answers import Answer
 from truenext.model.commands import Command, Login
+from truenext.model.restriction import Restriction
 
 
 class Peer(Protocol):
@@ -57,12 +58,12 @@ class Peer(Protocol):
         encrypted. The rest of these messages is still sent if the connection stays open. The connection then calls
         `ConnectionEnds.partial_frame_sent` for each."""
 
-    def assign_place(self, *, may_exceed: bool, restriction: str = "") -> str:
-        """Count the connection towards the listener's limit of connections, at its login. Returns "" if the connection
-        may do everything. If the limit is reached, a few more connections that `may_exceed` the limit are admitted. For
-        such a connection the result names the limit. The connection may only send control requests, and ends when it is
-        idle (`idle_time_left`). `restriction` is a reason for which the connection is treated so although there is a
-        place; "" if there is none.
+    def assign_place(self, *, may_exceed: bool, restriction: Restriction | None = None) -> Restriction | None:
+        """Count the connection towards the listener's limit of connections, at its login. Returns None if the
+        connection may do everything. If the limit is reached, a few more connections that `may_exceed` the limit are
+        admitted. For such a connection the result names the limit. The connection may only send control requests, and
+        ends when it is idle (`idle_time_left`). With a `restriction` the connection is treated so although there is a
+        place.
 
         Raises: RemoteProtocolError if the connection is not admitted
         """

@@ -40,7 +40,7 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
     """Back up a broker while it works.
 
     The broker writes a new folder in backup_dir, a setting in [broker] of its configuration file; see docs/backup.md.
-    Prints its path when it is complete.
+    Prints its path on standard output when it is complete, and all else on standard error.
 
     Ctrl-C stops the backup. If the command is killed, the backup goes on.
 
@@ -51,7 +51,10 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
         if stop:
             send_control_request(connection, "backup", {"action": "stop"})
             report = _wait(connection, lambda report: None)
-            terminal.echo("The backup was stopped." if report["state"] == "stopped" else _result(report))
+            if report["state"] == "stopped":
+                terminal.echo("The backup was stopped.")
+            else:
+                _print_result(report)
             return
         send_control_request(connection, "backup", {"rate": rate, "history": history})
         try:
@@ -63,8 +66,8 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
             terminal.echo("truenext: the backup was stopped, and its folder removed", err=True)
             raise SystemExit(INTERRUPTED) from None
     for name in report["incomplete"]:
-        terminal.echo(f"note: {name} is no backup: it was cut short, and can be deleted")
-    terminal.echo(_result(report))
+        terminal.echo(f"note: {name} is no backup: it was cut short, and can be deleted", err=True)
+    _print_result(report)
 
 
 def _wait(connection: Connection, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -77,8 +80,8 @@ def _wait(connection: Connection, on_report: Callable[[dict[str, Any]], None]) -
         time.sleep(POLL_S)
 
 
-def _result(report: dict[str, Any]) -> str:
-    """Return the text for a backup that is complete.
+def _print_result(report: dict[str, Any]) -> None:
+    """Print the path of a backup that is complete on standard output, for scripts, and its figures on standard error.
 
     Raises: click.ClickException if it is not
     """
@@ -87,7 +90,8 @@ def _result(report: dict[str, Any]) -> str:
     if report["state"] != "done":
         raise click.ClickException("no backup was made: it was stopped")
     grown = f"; the file of the checkpoint has grown by {report['growth']:,} bytes" if report["growth"] else ""
-    return f"{report['folder']}: {report['copied']:,} bytes, the state after batch {report['batch']:,}{grown}"
+    terminal.echo(report["folder"])
+    terminal.echo(f"{report['copied']:,} bytes, the state after batch {report['batch']:,}{grown}", err=True)
 
 
 @click.command()

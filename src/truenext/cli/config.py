@@ -11,12 +11,14 @@ from truenext.broker.settings import DEFAULT_DATA, BrokerSettings, fault_of_stor
 from truenext.cli import sizing, terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.files import fault_of_files
 from truenext.cli.serve import fault_of_memory_limit
 from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.model.policy import Policy
 from truenext.model.setting import settings_of
 from truenext.model.url import parse_listener_url
+from truenext.store.backup import check_place_of_backups
 
 
 @click.group()
@@ -41,8 +43,10 @@ def check(file: Path, queue: str | None) -> None:
     For a file without faults it prints memory, files and disk space of a broker with it on this machine.
 
     Notes are not faults. A note names a setting that a broker rejects on this machine, or without a further option:
-    for example a memory_limit beyond the memory of the machine. Other notes say what is too small: the disk, or the
-    limit of open files. Exits 0 if FILE has no faults, 1 if it has, 2 if it could not be read.
+    for example a memory_limit beyond the memory of the machine, or too few open files. Other notes say what is too
+    small, such as the disk, and why no backup can be made.
+
+    Exits 0 if FILE has no faults, 1 if it has, 2 if it could not be read.
     """
     try:
         configuration = with_files(configure(file))
@@ -98,9 +102,30 @@ def _print_notes(configuration: Configuration) -> None:
     fault = fault_of_store(settings, take_over=False)
     if fault is not None:
         terminal.echo(f"note: `truenext serve` refuses this file without more options: {fault}.")
-    fault = fault_of_memory_limit(settings.memory_limit)
+    faults = (
+        fault_of_memory_limit(settings.memory_limit),
+        fault_of_files(sizing.files_max(), len(settings.listen)),
+    )
+    for fault in faults:
+        if fault is not None:
+            terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")
+    fault = _fault_of_backups(settings)
     if fault is not None:
-        terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")
+        terminal.echo(f"note: no backup can be made: {fault}.")
+
+
+def _fault_of_backups(settings: BrokerSettings) -> str | None:
+    if settings.backup_dir is None:
+        return None
+    if settings.store is not None:
+        return "backup_dir has no effect with messages in PostgreSQL, which is backed up as docs/postgresql.md says"
+    try:
+        check_place_of_backups(settings.backup_dir, settings.data or Path(DEFAULT_DATA))
+    except ConfigurationError as error:
+        return str(error)
+    except OSError as error:
+        return f"backup_dir {settings.backup_dir} cannot be examined: {error.strerror}"
+    return None
 
 
 def _print_sizes(settings: BrokerSettings) -> None:

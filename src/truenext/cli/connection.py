@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import click
@@ -19,7 +20,7 @@ from truenext.cli import terminal
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import TEXT, URL, PathParam, UrlOption, VariableOption, seconds_option
 from truenext.client.core.client import NO_ANSWER_HINT
-from truenext.client.core.context import NO_SPACE_TEXT
+from truenext.client.core.context import DRAINING_TEXT, NO_SPACE_TEXT
 from truenext.client.core.credentials import CREDENTIAL_FILES, Credentials
 from truenext.client.core.flows import CLOSE_TIMEOUT_S
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
@@ -200,9 +201,14 @@ def with_login_hint(error: TruenextError, credentials: Credentials) -> TruenextE
 
 @contextmanager
 def connected(
-    broker: BrokerOptions, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
+    broker: BrokerOptions,
+    *,
+    reconnect: bool = False,
+    drain_timeout_s: float = 0.0,
+    failure: type[CommandFailure] = CommandFailure,
 ) -> Iterator[Connection]:
-    """Connect to a broker without waiting for it to come up. With `reconnect` a lost connection is opened again.
+    """Connect to a broker without waiting for it to come up. With `reconnect` a lost connection is opened again. A
+    broker that is being drained has `drain_timeout_s` seconds until it must accept the login.
 
     Raises: `failure` for each error of the connection
     """
@@ -217,7 +223,7 @@ def connected(
             with broker.connect(reconnect=False):
                 report.is_lasting = True
                 logger.setLevel(logging.INFO)
-        with broker.connect(reconnect=reconnect) as connection:
+        with _connect_after_drain(broker, drain_timeout_s, reconnect=reconnect) as connection:
             yield connection
     except TimeoutError as error:
         if isinstance(error.__cause__, Refused):
@@ -234,9 +240,19 @@ def connected(
         logger.removeHandler(report)
 
 
+def _connect_after_drain(broker: BrokerOptions, timeout_s: float, *, reconnect: bool) -> Connection:
+    ends_at = monotonic() + timeout_s
+    while True:
+        try:
+            return broker.connect(reconnect=reconnect)
+        except Refused as error:
+            if error.code != Code.DRAINING or monotonic() >= ends_at:
+                raise
+
+
 class _ConnectionReport(logging.Handler):
-    """Log handler that prints some events of a connection to standard error: that the broker has no space for messages,
-    and, if the connection `is_lasting`, each loss and each reconnect."""
+    """Log handler that prints some events of a connection to standard error: that the broker has no space for messages
+    or is being drained, and, if the connection `is_lasting`, each loss and each reconnect."""
 
     is_lasting = False
     _is_lost = False
@@ -244,7 +260,7 @@ class _ConnectionReport(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # Only the log record of a new connection has a session.
         is_connected = isinstance(record.args, dict) and "session" in record.args
-        if record.msg == NO_SPACE_TEXT:
+        if record.msg in (DRAINING_TEXT, NO_SPACE_TEXT):
             terminal.echo(f"truenext: {record.getMessage()}", err=True)
         elif self.is_lasting and is_connected is self._is_lost:
             self._is_lost = not is_connected

@@ -33,6 +33,14 @@ def places_with(files: int, listeners: int) -> Places:
     return Places(min(CONNECTIONS_MAX, count - before_login), before_login)
 
 
+def fault_of_files(files: int, listeners: int) -> str | None:
+    """Return why so many files are too few for a broker; None if they are enough."""
+    if places_with(files, listeners).connections >= 1:
+        return None
+    minimum = FILES_OWN + listeners * (2 + CONTROL_ONLY_CONNECTIONS_MAX)
+    return f"this process may open {files} files (ulimit -n), and the broker needs at least {minimum}: raise the limit"
+
+
 def raise_file_limit(listeners: int) -> Places:
     """Raise the limit of open files if necessary, and return how many connections each listener may have.
 
@@ -46,12 +54,10 @@ def raise_file_limit(listeners: int) -> Places:
         return ALL_PLACES
     files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    fault = fault_of_files(files, listeners)
+    if fault is not None:
+        raise ConfigurationError(fault)
     places = places_with(files, listeners)
-    if places.connections < 1:
-        minimum = FILES_OWN + listeners * (2 + CONTROL_ONLY_CONNECTIONS_MAX)
-        raise ConfigurationError(
-            f"this process may open {files} files (ulimit -n), and the broker needs at least {minimum}: raise the limit"
-        )
     if places.connections < CONNECTIONS_MAX:
         logger.warning(
             "fewer connections than usual: the system limits open files (ulimit -n)",

@@ -25,7 +25,7 @@ _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
 _KIND = "amq-msg-type"
 SEND_TIMEOUT_S = 60.0
 """Maximum time in seconds without a confirmed message, after which the command fails. So a broker with a full disk has
-this time to free space."""
+this time to free space, and one that is being drained to end the drain."""
 POLL_S = 1.0
 """Shortest time in seconds between two polls of a queue."""
 
@@ -97,7 +97,8 @@ def send(
     a file cannot be read later, earlier messages stay sent. With several files or --lines, standard error shows the
     number of sent messages every two seconds and at the end.
 
-    While the disk of the broker is full, the command says so on standard error and tries again. If no message was
+    While the disk of the broker is full, or the broker is being drained, the command says so on standard error and
+    tries again. If no message was
     confirmed for a minute, it exits 1 with the number of confirmed messages. After 500 confirmed messages, continue
     with line 501.
     """
@@ -107,7 +108,7 @@ def send(
     progress = ProgressReporter("sent")
     is_whole = False
     try:
-        with connected(broker) as connection:
+        with connected(broker, drain_timeout_s=SEND_TIMEOUT_S) as connection:
             options: SendOptions = {"priority": priority, "persistent": not transient, "headers": dict(headers)}
             messages = progress.count_each(map(_with_kind(dict(headers)), bodies))
             try:

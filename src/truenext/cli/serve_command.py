@@ -33,6 +33,7 @@ from truenext.cli.values import (
     PathParam,
     SizeParam,
 )
+from truenext.errors import ConfigurationError
 from truenext.model.limits import (
     DATABASE_LIMIT_MIN,
     DISK_LIMIT_MIN,
@@ -272,6 +273,11 @@ def _with_data(configuration: Configuration) -> Configuration:
     settings = configuration.broker
     if settings.data is not None or settings.memory:
         return configuration
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        text = "the working folder was removed: change to another one, or name a folder with --data"
+        raise ConfigurationError(text) from error
     return replace(configuration, broker=replace(settings, data=DEFAULT_DATA))
 
 

@@ -15,7 +15,7 @@ from truenext.cli.files import FILES_OWN, needed_files, places_with
 from truenext.cli.serve import MEMORY_SHARE
 from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES
 from truenext.model.limits import BROKER_BYTES, CONNECTIONS_MAX, DISK_LIMIT_MIN
-from truenext.model.numerals import format_size
+from truenext.model.numerals import short_size
 from truenext.store.folder import NETWORK_FILE_SYSTEMS, file_system
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -43,8 +43,7 @@ def read_machine(data: Path | None) -> MachineFacts:
 
     Raises: OSError if the file system cannot be read
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = maxsize if hard == resource.RLIM_INFINITY else hard
+    files = files_max()
     if data is None:
         return MachineFacts(machine.memory_bytes(), files, 0, 0, "")
     existing = next(each for each in (data.absolute(), *data.absolute().parents) if os.access(each, os.F_OK))
@@ -54,24 +53,30 @@ def read_machine(data: Path | None) -> MachineFacts:
     )
 
 
+def files_max() -> int:
+    """Return the largest number of files that a broker may open here; `sys.maxsize` if there is no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return maxsize if hard == resource.RLIM_INFINITY else hard
+
+
 def describe(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
     """Return lines on the memory, disk space and files of a broker with these settings."""
     limit = settings.memory_limit
     queues = (limit - int(limit * MEMORY_SHARE) - BROKER_BYTES) // (QUEUE_BYTES + LANE_BYTES)
-    memory = "" if facts.memory == maxsize else f" of {_rounded(facts.memory)}"
+    memory = "" if facts.memory == maxsize else f" of {short_size(facts.memory)}"
     places = places_with(facts.files, len(settings.listen))
     lines = [
-        f"memory: {format_size(limit)}{memory}; {_rounded(BROKER_BYTES)} for the broker itself, "
-        f"{_rounded(int(limit * MEMORY_SHARE))} for messages, and the rest for some {queues:,} queues",
+        f"memory: {short_size(limit)}{memory}; {short_size(BROKER_BYTES)} for the broker itself, "
+        f"{short_size(int(limit * MEMORY_SHARE))} for messages, and the rest for some {queues:,} queues",
         f"files: up to {min(facts.files, needed_files(len(settings.listen))):,}; {max(0, places.connections):,} "
         "connections of each listener",
     ]
     if facts.disk:
-        history = f", and {_rounded(settings.history_bytes_max)} for the history" if settings.history else ""
-        messages = "all of the disk but a reserve" if settings.disk_limit is None else _rounded(settings.disk_limit)
+        history = f", and {short_size(settings.history_bytes_max)} for the history" if settings.history else ""
+        messages = "all of the disk but a reserve" if settings.disk_limit is None else short_size(settings.disk_limit)
         lines.append(
-            f"disk: {messages} for messages{history}; the disk has {_rounded(facts.disk)}, of which "
-            f"{_rounded(facts.disk_free)} are free"
+            f"disk: {messages} for messages{history}; the disk has {short_size(facts.disk)}, of which "
+            f"{short_size(facts.disk_free)} are free"
         )
     return lines
 
@@ -80,9 +85,9 @@ def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
     """Return a text for each part of a machine that is too small for a broker with these settings, with what to do."""
     found = []
     places = places_with(facts.files, len(settings.listen))
-    if places.connections < CONNECTIONS_MAX:
+    if 1 <= places.connections < CONNECTIONS_MAX:
         found.append(
-            f"a broker may open {facts.files:,} files here (ulimit -n), enough for {max(0, places.connections):,} "
+            f"a broker may open {facts.files:,} files here (ulimit -n), enough for {places.connections:,} "
             f"connections of each listener instead of {CONNECTIONS_MAX:,}: raise the limit to "
             f"{needed_files(len(settings.listen)):,}, of which {FILES_OWN} are for the broker itself"
         )
@@ -91,8 +96,9 @@ def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
     if facts.disk and messages + history > facts.disk:
         name = "the smallest disk_limit" if settings.disk_limit is None else "disk_limit"
         found.append(
-            f"{name} ({_rounded(messages)}) and the history ({_rounded(history)}) are together more than the disk, "
-            f"{_rounded(facts.disk)}: lower history_bytes_max{'' if settings.disk_limit is None else ' or disk_limit'}"
+            f"{name} ({short_size(messages)}) and the history ({short_size(history)}) are together more than the disk, "
+            f"{short_size(facts.disk)}: lower history_bytes_max"
+            f"{'' if settings.disk_limit is None else ' or disk_limit'}"
         )
     if facts.file_system in NETWORK_FILE_SYSTEMS:
         found.append(
@@ -105,17 +111,3 @@ def warnings(settings: BrokerSettings, facts: MachineFacts) -> list[str]:
             "messages; use a folder on a disk"
         )
     return found
-
-
-def _rounded(size: int) -> str:
-    """Return a size with three digits and a unit.
-
-    >>> _rounded(5), _rounded(3 << 29), _rounded(64 << 20), _rounded(2 << 50)
-    ('5B', '1.5GiB', '64MiB', '2,048TiB')
-    """
-    number, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1000 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"

@@ -117,8 +117,8 @@ def _grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--admin",
         is_flag=True,
-        help="Grant to send the control requests `reload` and `failover`, and `scheduled` and `unschedule` for all "
-        "destinations.",
+        help="Grant to send the control requests `reload`, `failover`, `backup` and `drain`, and `scheduled` and "
+        "`unschedule` for all destinations.",
     )
     @wraps(command)
     def with_grants(**values: Any) -> None:

@@ -42,6 +42,20 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def short_size(size: int) -> str:
+    """Return a size with three digits and a unit.
+
+    >>> short_size(5), short_size(3 << 29), short_size(64 << 20), short_size(2 << 50)
+    ('5B', '1.5GiB', '64MiB', '2,048TiB')
+    """
+    number, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1000 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"
+
+
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_TIME = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(ms|s|m|h|d)", re.ASCII).fullmatch
 

@@ -20,6 +20,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Login
 from truenext.model.limits import CAPACITY_CHECK_INTERVAL_S, CONTROL_ONLY_IDLE_S
+from truenext.model.restriction import Restriction
 from truenext.server.client_socket import ClientSocket
 from truenext.server.ending import LOGIN_TIMER, Ending, make_error_answer
 from truenext.server.input import Input
@@ -50,7 +51,7 @@ class ServerConnection:
         identity: str,
         server_name: str,
         on_closed: Callable[["ServerConnection"], None],
-        on_login: Callable[["ServerConnection", bool, str], str] = lambda *_: "",
+        on_login: Callable[["ServerConnection", bool, Restriction | None], Restriction | None] = lambda *_: None,
         tls: TlsSocket | None = None,
         make_session: SessionFactory = StompSession,
     ) -> None:
@@ -62,9 +63,9 @@ class ServerConnection:
         self._loop = loop
         self._on_login = on_login
         self._session = broker.connect(self)
-        self._control_only_reason = ""
-        """Reason for which this connection may only send control requests: a limit of connections, or a drain; "" if it
-        may do everything."""
+        self._restriction: Restriction | None = None
+        """Reason for which this connection may only send control requests: a limit of connections, or a drain; None if
+        it may do everything."""
         self._is_logged_in = False
         self._wire = make_session(
             session_id=self._session.id,
@@ -124,9 +125,9 @@ class ServerConnection:
 
     # ---- Login ----
 
-    def assign_place(self, *, may_exceed: bool, restriction: str = "") -> str:
-        self._control_only_reason = self._on_login(self, may_exceed, restriction)
-        return self._control_only_reason
+    def assign_place(self, *, may_exceed: bool, restriction: Restriction | None = None) -> Restriction | None:
+        self._restriction = self._on_login(self, may_exceed, restriction)
+        return self._restriction
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> None:
         """Answer the login, and start the agreed heart-beats."""
@@ -134,9 +135,14 @@ class ServerConnection:
         self._is_logged_in = True
         ending.cancel_timer(LOGIN_TIMER)
         self._add_outgoing()
-        self._output.add_frame(wire.encode_connected(login, secret, is_takeover=is_takeover, is_checked=is_checked))
+        control_only = None if self._restriction is None else self._restriction.code
+        self._output.add_frame(
+            wire.encode_connected(
+                login, secret, is_takeover=is_takeover, is_checked=is_checked, control_only=control_only
+            )
+        )
         self.flush()
-        if self._control_only_reason:
+        if self._restriction is not None:
             ending.set_timer(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
         self._start_heart_beats()
 
@@ -216,6 +222,7 @@ class ServerConnection:
             self._ending.refuse(rules.late_opening, Code.LOGIN)
 
     def _on_control_only_idle(self) -> None:
+        assert self._restriction is not None, "this timer runs for control-only connections"
         # A control request may wait in the socket while reading is paused; a large frame is no control request.
         is_excused = self._input.may_have_unread_request
         seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.control.idle_time_left(self._session)
@@ -223,7 +230,7 @@ class ServerConnection:
             self._ending.set_timer(seconds, "control only", self._on_control_only_idle)
         else:
             self._ending.refuse(
-                f"{self._control_only_reason}: this connection may only send control requests, and has sent none for "
+                f"{self._restriction.reason}: this connection may only send control requests, and has sent none for "
                 f"{CONTROL_ONLY_IDLE_S:g} seconds",
                 Code.LIMIT,
             )

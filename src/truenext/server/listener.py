@@ -12,6 +12,7 @@ from typing import NamedTuple
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError, RemoteProtocolError
 from truenext.model.limits import CONNECTIONS_BEFORE_LOGIN_MAX, CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.model.restriction import Restriction
 from truenext.model.url import Address, WireProtocol, host_and_port
 from truenext.server.connection import ServerConnection
 from truenext.server.session_factories import make_session_factories
@@ -200,8 +201,10 @@ class Listener:
                 return True
         return False
 
-    def _assign_place(self, connection: ServerConnection, may_exceed: bool, restriction: str) -> str:
-        """Give a connection one of the places (`connections` of `_places`) at its login. Returns "" if the connection
+    def _assign_place(
+        self, connection: ServerConnection, may_exceed: bool, restriction: Restriction | None
+    ) -> Restriction | None:
+        """Give a connection one of the places (`connections` of `_places`) at its login. Returns None if the connection
         got a place. If all are taken, a connection that `may_exceed` the limit is still admitted if its protocol has
         control requests, but for these alone, and only while few such connections are open. Then the reason is
         returned. With a `restriction` a connection that gets a place is treated so, too.
@@ -212,8 +215,10 @@ class Listener:
         place_count = len(self._connections) - len(self._before_login) - len(self._control_only) - 1
         is_full = place_count >= self._places.connections
         if not (is_full or restriction):
-            return ""
-        reason = self._limit_reason if is_full else restriction
+            return None
+        # A drain comes first: a client waits for its end, but not for fewer connections.
+        restriction = restriction or Restriction(self._limit_reason, Code.LIMIT)
+        reason, code = restriction
         is_beyond = is_full and len(self._control_only) >= CONTROL_ONLY_CONNECTIONS_MAX
         extra = {"client": connection.client_info.address, "connections": self._places.connections}
         has_control_requests = connection.has_control_requests
@@ -222,11 +227,11 @@ class Listener:
             # Counted as before its login until it has ended.
             self._before_login[connection] = self._loop.time()
         if not has_control_requests:
-            raise RemoteProtocolError(f"{reason}: try again later", Code.LIMIT)
+            raise RemoteProtocolError(f"{reason}: try again later", code)
         if not may_exceed:
-            allowed = "exceed it" if is_full else "log in now"
+            allowed = "exceed it" if code is Code.LIMIT else "log in now"
             raise RemoteProtocolError(
-                f"{reason}, and only users with the right monitor or admin may {allowed}: try again later", Code.LIMIT
+                f"{reason}, and only users with the right monitor or admin may {allowed}: try again later", code
             )
         if is_beyond:
             logger.error("connection refused: connections_max is reached, also for control requests", extra=extra)
@@ -238,7 +243,7 @@ class Listener:
         if is_full:
             logger.warning("connection may only send control requests: connections_max is reached", extra=extra)
             self._control_only.add(connection)
-        return reason
+        return restriction
 
     def _pause_accepting(self, seconds: float) -> None:
         self._loop.remove_reader(self._sock)

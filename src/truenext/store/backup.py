@@ -1,7 +1,7 @@
 """Backup: writes the files of a held state into a new folder, at a bounded rate, and a manifest at the end.
 
 backup_dir/20261130T025055Z-1a2b/
-    manifest-new       from the start, empty; renamed to `manifest` when all is durable
+    manifest-new       from the start, empty and locked; renamed to `manifest` when all is durable
     journal/           as in a data folder (embedded.py)
     lmdb/
     history/           if it was asked for
@@ -9,7 +9,9 @@ backup_dir/20261130T025055Z-1a2b/
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,8 @@ from truenext.store.folder import MANIFEST
 from truenext.store.manifest import BackupFile, Manifest, encode_manifest
 from truenext.store.store_errors import is_no_space
 from truenext.version import VERSION
+
+_BACKUP_NAME = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
 
 SYNC_BYTES = 4 * 1024 * 1024
 """Bytes after which a file is synced. A sync of very many would delay those of the journal."""
@@ -61,10 +65,11 @@ def check_backup_folder(backups: Path, data: Path) -> None:
 
     Raises: ConfigurationError if it cannot be used, or is not safe; OSError if it cannot be read
     """
-    if not backups.is_dir():
-        raise ConfigurationError(f"backup_dir {backups} is not there: make this folder, for the broker's user alone")
-    if backups.resolve().is_relative_to(data.resolve()):
-        raise ConfigurationError(f"backup_dir {backups} is inside the data folder {data}: name a folder outside")
+    check_place_of_backups(backups, data)
+    if backups.stat().st_uid != os.geteuid():
+        raise ConfigurationError(
+            f"backup_dir {backups} belongs to another user, who could change backups: name one of the broker's user"
+        )
     if folder.is_writable_by_others(backups):
         raise ConfigurationError(
             f"other users of this machine can write to backup_dir {backups}: run `chmod go-w` on it"
@@ -73,9 +78,43 @@ def check_backup_folder(backups: Path, data: Path) -> None:
         raise ConfigurationError(f"backup_dir {backups} is not writable for the broker's user: give it the right")
 
 
+def check_place_of_backups(backups: Path, data: Path) -> None:
+    """Check that the folder for backups is there, and outside the data folder.
+
+    Raises: ConfigurationError if not; OSError if it cannot be read
+    """
+    if not backups.is_dir():
+        raise ConfigurationError(f"backup_dir {backups} is not there: make this folder, for the broker's user alone")
+    if backups.resolve().is_relative_to(data.resolve()):
+        raise ConfigurationError(f"backup_dir {backups} is inside the data folder {data}: name a folder outside")
+
+
 def incomplete_backups(backups: Path) -> list[str]:
-    """Return the names of folders that a backup has left without a manifest, in order. Raises: OSError"""
-    return sorted(each.parent.name for each in backups.glob(f"*/{MANIFEST}-new"))
+    """Return the names of folders that a backup has left without a manifest, in order. A folder to which a broker still
+    writes is not among them, nor one without the name of a backup. Raises: OSError"""
+    return sorted(
+        each.name
+        for each in backups.iterdir()
+        if _BACKUP_NAME.fullmatch(each.name) and os.access(each, os.W_OK | os.X_OK) and _is_cut_short(each)
+    )
+
+
+def _is_cut_short(backup: Path) -> bool:
+    return not _is_being_written(backup) and not (backup / MANIFEST).exists()
+
+
+def _is_being_written(backup: Path) -> bool:
+    try:
+        file = os.open(backup / f"{MANIFEST}-new", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 @contextmanager
@@ -87,9 +126,10 @@ def new_backup_folder(backups: Path) -> Iterator[Path]:
     path = backups / f"{strftime('%Y%m%dT%H%M%SZ', gmtime())}-{secrets.token_hex(2)}"
     path.mkdir(mode=0o700)
     try:
-        # First of all, so that a cut backup is known as one.
-        os.close(_create(path / f"{MANIFEST}-new"))
-        yield path
+        # First of all, so that a cut backup is known as one. The lock tells other brokers that this one is not cut.
+        with open(_create(path / f"{MANIFEST}-new")) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise

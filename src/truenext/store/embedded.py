@@ -30,6 +30,7 @@ from operator import attrgetter
 from pathlib import Path
 from threading import Condition, Lock
 from time import sleep
+from typing import TypeVar
 
 import lmdb
 
@@ -82,6 +83,8 @@ BEGUN_CHANGES_MAX = 2500
 """Number of changes above which `begin` leaves a batch to `apply`. Removes from many queues take longest: so many took
 6 ms in `begin`, and again in `Pending.advance`."""
 
+
+T = TypeVar("T")
 
 HOLD_PATIENCE_S = 10.0
 """Time in seconds for which `hold_state` waits for a moment at which no batch is half applied."""
@@ -321,10 +324,10 @@ class EmbeddedStore:
                 following = view.iter_after(after, self._checkpoint.timers(snapshot, after))
                 return TimerPage.of(following, limit, as_of=as_of)
 
-    def hold_state(self, on_held: Callable[[], None]) -> HeldState:
+    def hold_state(self, hold_other: Callable[[], T]) -> tuple[HeldState, T]:
         """Return the state after the last batch for which `apply` has returned, or after one that follows at once. It
-        can be read while further batches are applied. The caller closes it. `on_held` is called at the same moment,
-        when every batch waits.
+        can be read while further batches are applied. The caller closes it. Also return the result of `hold_other`,
+        which is called at the same moment, when every batch waits.
 
         Any thread may call this. One state may be held at a time.
 
@@ -332,13 +335,13 @@ class EmbeddedStore:
         """
         until = monotonic() + HOLD_PATIENCE_S
         with self._reading():
-            while (held := self._try_to_hold(on_held)) is None:
+            while (held := self._try_to_hold(hold_other)) is None:
                 if monotonic() > until:
                     raise StoreError("the store does not end a batch, so that its state cannot be copied")
                 sleep(HOLD_RETRY_S)
         return held
 
-    def _try_to_hold(self, on_held: Callable[[], None]) -> HeldState | None:
+    def _try_to_hold(self, hold_other: Callable[[], T]) -> tuple[HeldState, T] | None:
         with self._lock:
             snapshot = self._checkpoint.snapshot()
             # The checkpointer may have noted a frame that is durable, but not in the overlay.
@@ -346,8 +349,8 @@ class EmbeddedStore:
                 snapshot.abort()
                 return None
             try:
-                on_held()
-                return HeldState(self._checkpoint, snapshot, self._journal, self._applied_end)
+                other = hold_other()
+                return HeldState(self._checkpoint, snapshot, self._journal, self._applied_end), other
             except BaseException:
                 snapshot.abort()
                 raise

@@ -61,9 +61,9 @@ class HeldState:
         """Yield name and content of each file of a data folder with this state. Read each content to its end before the
         next one. The journal comes first, and is held no longer then."""
         for segment, file in self._segments.items():
-            used = self._end.offset if segment == self._end.segment else None
-            if segment > self._end.segment:
-                used = 0
+            used = os.fstat(file).st_size if segment < self._end.segment else 0
+            if segment == self._end.segment:
+                used = self._end.offset
             yield f"journal/{segment:016x}.journal", _segment_content(file, used)
         self._segments = {}
         self._journal.release()
@@ -101,10 +101,9 @@ class HeldState:
             os.close(writer)
 
 
-def _segment_content(file: int, used: int | None) -> Iterator[bytes]:
-    """Yield the first `used` bytes of a segment, None for all, and zeros up to its size."""
+def _segment_content(file: int, used: int) -> Iterator[bytes]:
+    """Yield the first `used` bytes of a segment, and zeros up to its size."""
     size = os.fstat(file).st_size
-    used = size if used is None else used
     for offset in range(0, used, COPY_BYTES):
         yield os.pread(file, min(COPY_BYTES, used - offset), offset)
     for offset in range(used, size, COPY_BYTES):

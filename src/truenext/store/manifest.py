@@ -75,6 +75,9 @@ def read_manifest(backup: Path) -> Manifest:
     Raises: ConfigurationError if the folder is no backup, or one of a newer version; StoreError if the manifest is
     damaged; OSError if it cannot be read
     """
+    if (backup / MANIFEST).exists() and not (backup / MANIFEST).is_file():
+        # To open a FIFO would wait for its writer.
+        raise StoreError(f"{backup / MANIFEST} is no regular file: restore another backup")
     try:
         content = (backup / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -127,12 +127,17 @@ def _copy(backup: Path, file: BackupFile, data: Path) -> Iterator[int]:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest = sha256()
     size = 0
-    try:
-        source = (backup / file.name).open("rb", buffering=0)
-    except FileNotFoundError as error:
-        raise StoreError(f"{backup} is damaged: {file.name} is missing; restore another backup") from error
+    source_path = backup / file.name
+    if not source_path.is_file():
+        # To open a FIFO would wait for its writer.
+        problem = "is no regular file" if source_path.exists() else "is missing"
+        raise StoreError(f"{backup} is damaged: {file.name} {problem}; restore another backup")
     # Hashes are computed beside the copy, and take longer.
-    with source, path.open("xb", buffering=0) as target, ThreadPoolExecutor(1) as hashing:
+    with (
+        source_path.open("rb", buffering=0) as source,
+        path.open("xb", buffering=0) as target,
+        ThreadPoolExecutor(1) as hashing,
+    ):
         os.fchmod(target.fileno(), 0o600)
         pending: deque[Future[None]] = deque()
         while piece := source.read(COPY_BYTES):

@@ -9,6 +9,7 @@ bytes ──▶ receive ──▶ commands        deliveries, answers ──▶ 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from truenext.errors import Code
 from truenext.model.answers import ErrorAnswer, Receipt
 from truenext.model.commands import Command, Login
 from truenext.model.destination import Destination
@@ -204,9 +205,12 @@ class WireSession(Protocol):
     def detach(self) -> None:
         """Note that the connection has ended. The session must not call the functions of `attach` any more."""
 
-    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
+    def encode_connected(
+        self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool, control_only: Code | None = None
+    ) -> bytes:
         """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.
-        `is_checked` is False if the broker has no users, so that login and passcode were ignored."""
+        `is_checked` is False if the broker has no users, so that login and passcode were ignored. `control_only` is the
+        code with which all but control requests are refused; None if the connection may do everything."""
 
 
 class SessionFactory(Protocol):

@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
-from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
+from truenext.client.core.context import (
+    CONNECTED_TEXT,
+    DRAINING_TEXT,
+    NO_SPACE_TEXT,
+    NOT_CONFIRMED_TEXT,
+    ClientContext,
+)
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials, check_login_text
 from truenext.client.core.link import ATTEMPT_TIMEOUT_S, FIRST_ROUND_S, AnswerWaiter, ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
@@ -169,7 +175,7 @@ class Client:
         """Number of failed attempts to connect since a connection was lost, or since the start."""
         self._unavailable_count = 0
         """Number of failed attempts to connect since the start, or since the last attempt that failed because the
-        broker was busy."""
+        broker was busy or being drained."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """Time of the last report of a problem, by URL and reason."""
         self.reconnect_count = -1
@@ -180,6 +186,9 @@ class Client:
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
         self._takeover_secret = ""
+        self._accepts_control_only = True
+        """False once a broker has refused a frame because it is being drained. Then the client uses no connection that
+        may only send control requests, but waits for the end of the drain, or for another broker."""
         self._last_store_id = ""
         self._is_pump_due = False
         self._free_producers: deque[ProducerNumbers] = deque()
@@ -221,14 +230,12 @@ class Client:
         self._last_error = error
         self._failures[url] = FailedAttempt(reason, self.is_listening, isinstance(error, ConnectionRefusedError))
         self._failed_connect_count += 1
-        is_busy = isinstance(error, Refused) and error.code == Code.BUSY
-        self._unavailable_count = 0 if is_busy else self._unavailable_count + 1
+        self._unavailable_count = 0 if _is_passing(error) else self._unavailable_count + 1
         if not self.options.reconnects and self._unavailable_count >= len(self.options.addresses):
             self.fail_permanently(self.no_broker_error(self.attempt_timeout_s))
         elif self.error is None or not self.is_opening_awaited:
-            self._report_seldom(
-                "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
-            )
+            text = DRAINING_TEXT if _is_drain(error) else "cannot connect to %(url)s: %(error)s"
+            self._report_seldom(text, url, reason, attempts=self._failed_connect_count)
 
     def _on_no_space(self, error: Refused) -> None:
         self._report_seldom(NO_SPACE_TEXT, self.current_url, str(error))
@@ -242,10 +249,11 @@ class Client:
             self.context.report(text, {"url": url, "error": reason, **fields})
 
     def no_broker_error(self, waited_s: float) -> NoBroker | Refused:
-        """Make the error that names the URLs and says why no connection was opened. If the last broker was busy, return
-        the broker's own refusal."""
-        if isinstance(self._last_error, Refused) and self._last_error.code == Code.BUSY:
-            return Refused(str(self._last_error), self._last_error.code)
+        """Make the error that names the URLs and says why no connection was opened. If the last broker was busy or
+        being drained, return the broker's own refusal."""
+        last = self._last_error
+        if isinstance(last, Refused) and _is_passing(last):
+            return Refused(str(last), last.code)
         under_way = self._no_answer(min(waited_s, self.clock() - self._attempt_started_at))
         failures = dict.fromkeys((each.url for each in self.options.addresses), FailedAttempt(_NOT_TRIED_TEXT))
         failures |= {self.current_url: FailedAttempt(under_way, self.is_listening)} | self._failures
@@ -272,7 +280,13 @@ class Client:
         """Send CONNECT on a new socket. `password` may come from the password file, which the driver reads."""
         self._last_link_number += 1
         now = self.clock()
-        self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
+        self.context.link = link = Link(
+            self._last_link_number,
+            self.options.heart_beat_s,
+            now,
+            on_frame=self._on_frame,
+            accepts_control_only=self._accepts_control_only,
+        )
         headers = {"host": address.host, **self.options.credentials.headers(password)}
         if self.options.client_id is not None:
             headers["client-id"] = self.options.client_id
@@ -287,6 +301,14 @@ class Client:
     def _check_login_time(self, link: Link) -> None:
         if self.link is link and not link.is_up:
             self.on_connection_lost(ConnectionLost(self._no_answer(self.attempt_timeout_s)))
+
+    @property
+    def passing_refusal(self) -> Refused | None:
+        """Refusal for which sends wait: the broker has no space, or is being drained. None if they wait for another
+        reason."""
+        if _is_drain(self._last_error) and not (self.link is not None and self.link.is_up):
+            return self._last_error
+        return self.send_buffer.no_space_error
 
     def pump_soon(self) -> None:
         """Make the driver write waiting sends soon. All sends of one pass of the loop are written together, and share a
@@ -335,8 +357,10 @@ class Client:
         ):
             self.fail_permanently(error)
             return
-        is_busy = not link.is_up and error.code == Code.BUSY
-        self.on_connection_lost(error if is_busy else ConnectionLost(f"the broker ended the connection: {error}"))
+        if link.is_refused_by_drain:
+            self._accepts_control_only = False
+        is_own_text = link.is_refused_by_drain or (not link.is_up and _is_passing(error))
+        self.on_connection_lost(error if is_own_text else ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
         """Return whether later logins would be refused, too. A broker other than truenext sends no code, and may refuse
@@ -376,7 +400,8 @@ class Client:
         self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        if (self._is_disconnect_sent or (link.is_up and not self.options.reconnects)) and self.error is None:
+        is_last = link.is_up and not self.options.reconnects and not link.is_refused_by_drain
+        if (self._is_disconnect_sent or is_last) and self.error is None:
             final_error: TruenextError = cause
             if self.is_closing:
                 # The broker closes the connection after it has confirmed DISCONNECT: this is no failure.
@@ -423,6 +448,7 @@ class Client:
         assert link is not None, "it has just spoken"
         if self._login_timer is not None:
             self._login_timer.cancel()
+        self._accepts_control_only = True
         self.reconnect_count += 1
         now = self.clock()
         downtime_s, self.connection_state_since = now - self.connection_state_since, now
@@ -740,6 +766,15 @@ class Client:
         self._is_disconnect_sent = True
         self.flush()
         return waiter.answered
+
+
+def _is_drain(error: Exception | None) -> TypeGuard[Refused]:
+    return isinstance(error, Refused) and error.code == Code.DRAINING
+
+
+def _is_passing(error: Exception) -> bool:
+    """Return whether the broker refuses a login for the moment only, and can answer."""
+    return _is_drain(error) or (isinstance(error, Refused) and error.code == Code.BUSY)
 
 
 def _error_text(error: Exception) -> str:

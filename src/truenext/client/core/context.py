@@ -18,6 +18,9 @@ ACK_DELAY_S = 0.001
 NO_SPACE_TEXT = "sends wait until %(url)s has space: %(error)s"
 """Text for `ClientContext.report`, at most once a minute: a broker has no space for sends outside transactions."""
 
+DRAINING_TEXT = "waiting until the drain of %(url)s ends: %(error)s"
+"""Text for `ClientContext.report`, at most once a minute: a broker that is being drained has refused the client."""
+
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
 )

@@ -15,7 +15,7 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
-from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
+from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.model.url import Address
 from truenext.wire.protocol_detector import ProtocolDetector, detector_for_server
@@ -38,6 +38,7 @@ notices a frozen connection before the broker does, and takes the connection ove
 
 
 _EMPTY_TRANSACTION_NAME = "nothing"
+_DRAINING = "the broker is being drained: a connection that begins now may only send control requests"
 
 
 class AnswerHandler:
@@ -79,9 +80,18 @@ class AnswerWaiter(AnswerHandler, msgspec.Struct, eq=False):
 
 
 class Link:
-    def __init__(self, number: int, heart_beat_s: float, now: float, *, on_frame: Callable[[Frame], None]) -> None:
-        """Make a link. `number` rises with each link of the client; `on_frame` gets frames that answer no other
-        frame."""
+    def __init__(
+        self,
+        number: int,
+        heart_beat_s: float,
+        now: float,
+        *,
+        on_frame: Callable[[Frame], None],
+        accepts_control_only: bool = True,
+    ) -> None:
+        """Make a link. `number` rises with each link of the client; `on_frame` gets frames that answer no other frame.
+        Unless it `accepts_control_only`, the link raises Refused if the broker is being drained, and so would refuse
+        all but control requests."""
         self.number = number
         self.is_up = False
         """True once the broker has answered CONNECT with CONNECTED."""
@@ -89,6 +99,9 @@ class Link:
         self.store_id = ""
         self.session_id = ""
         self.server_name = ""
+        self.is_refused_by_drain = False
+        """True if the broker has refused a frame because it is being drained."""
+        self._accepts_control_only = accepts_control_only
         self.release_count = 0
         self.out_chunks: list[bytes] = []
         """Bytes that the driver still has to write."""
@@ -205,6 +218,8 @@ class Link:
         if headers.get("version") != "1.2":
             raise RemoteProtocolError(f"the server has selected STOMP version {headers.get('version', '1.0')}")
         self._stomp.set_version(Version.V1_2)
+        if headers.get("truenext-control-only") == Code.DRAINING and not self._accepts_control_only:
+            raise Refused(_DRAINING, Code.DRAINING)
         self.is_up = True
         self.store_id = headers.get("truenext-store", "")
         self.is_truenext = bool(self.store_id)
@@ -238,6 +253,10 @@ class Link:
     def _on_error(self, frame: Frame) -> None:
         reason = frame.body.decode(errors="replace").strip() or frame.headers.get("message", "no reason given")
         error = Refused(reason, frame.headers.get("truenext-code", ""))
+        if error.code == Code.DRAINING and self.is_up:
+            # Not the frame is at fault: it is to be sent again when the drain has ended, or to another broker.
+            self.is_refused_by_drain = True
+            raise error
         number = frame.headers.get("truenext-frame", "")
         if not number.isdigit():
             # Another broker, which closes the connection next: the frame that requested this receipt was wrong.

@@ -81,7 +81,10 @@ class QueueBrowser(AnswerHandler):
     def on_ended(self, error: Exception) -> None:
         """Handle the end of the connection. The program gets ConnectionLost if messages are missing."""
         if not self._is_complete:
-            self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
+            is_refused = isinstance(error, Refused)
+            self._error = (
+                error if is_refused else ConnectionLost(f"the connection was lost while messages were shown: {error}")
+            )
         self._signal.set()
 
 

@@ -75,8 +75,8 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
         refused = client.send_buffer.abandon(send)
         if refused is not None:
             raise TimeoutError(f"the broker has not accepted the message: {refused}") from refused
-        if client.send_buffer.no_space_error is not None:
-            refused = client.send_buffer.no_space_error
+        refused = client.passing_refusal
+        if refused is not None:
             raise TimeoutError(f"the message is not confirmed and may have arrived: {refused}") from refused
         raise TimeoutError("the broker has not confirmed the message in time; it may have arrived")
     if send.error is not None:
@@ -103,7 +103,7 @@ def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> 
     try:
         yield from _await_capacity(client, deadline)
     except TimeoutError as error:
-        raise _abandon_batch(client, batch, str(error)) from client.send_buffer.no_space_error
+        raise _abandon_batch(client, batch, str(error)) from client.passing_refusal
 
 
 def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
@@ -150,7 +150,7 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
             default_text = (
                 f"the broker has not confirmed {batch.unsettled_count} messages in time; they may have arrived"
             )
-            raise _abandon_batch(client, batch, default_text) from client.send_buffer.no_space_error
+            raise _abandon_batch(client, batch, default_text) from client.passing_refusal
         error = awaited.error
     else:
         error, batch.error = batch.error, None
@@ -160,12 +160,13 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
     """Give up the unsettled sends of a batch, and make their error. The error's text is `default_text`, unless the
-    broker has no space."""
+    broker has no space or is being drained."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
-    if client.send_buffer.no_space_error is None:
+    refused = client.passing_refusal
+    if refused is None:
         return TimeoutError(default_text)
     summary = "1 message was" if count == 1 else f"{count:,} messages were"
     summary += " not accepted" if is_none_accepted else " not confirmed and may have arrived"
     after_confirmed = f", after {confirmed:,} that {'is' if confirmed == 1 else 'are'} confirmed" if confirmed else ""
-    return TimeoutError(f"{summary}{after_confirmed}: {client.send_buffer.no_space_error}")
+    return TimeoutError(f"{summary}{after_confirmed}: {refused}")

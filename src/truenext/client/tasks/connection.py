@@ -60,10 +60,10 @@ def connect(
     closes the connection.
 
     A lost connection is opened again, however long that takes. Without `reconnect` a lost connection is closed for
-    good. Then each URL is tried only once, or again while its broker is busy with other logins. `client_id` names this
-    client for durable subscriptions. `heart_beat` is the interval of heart-beats in seconds; 0 disables them. Each side
-    notices within two intervals that the other side is gone. `timeout` (seconds) limits the first connection; several
-    URLs share it.
+    good. Then each URL is tried only once, or again while its broker is busy with other logins or is being drained.
+    `client_id` names this client for durable subscriptions. `heart_beat` is the interval of heart-beats in seconds; 0
+    disables them. Each side notices within two intervals that the other side is gone. `timeout` (seconds) limits the
+    first connection; several URLs share it.
 
     The first line of `password_file` is the password. The file is read for each login, so that the next reconnect uses
     a changed password. If a reconnect cannot read the file, it tries again; the first connection fails.

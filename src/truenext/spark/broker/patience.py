@@ -12,8 +12,8 @@ from truenext.errors import Code, ConnectionLost, Refused, TruenextError
 _DELAY_FIRST_S = 0.05
 _DELAY_MAX_S = 2.0
 
-PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE, Code.BUSY})
-"""Codes of refusals that may pass: no disk space, or too many transactions, connections, browsers or logins."""
+PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE, Code.BUSY, Code.DRAINING})
+"""Codes of refusals that may pass: no disk space, a drain, or too many transactions, connections or logins."""
 
 
 class Patience:

@@ -12,6 +12,7 @@ _CLASSES = {
     Code.SELECTOR: f"{_JMS}InvalidSelectorException",
     Code.NO_SPACE: f"{_JMS}ResourceAllocationException",
     Code.LIMIT: f"{_JMS}ResourceAllocationException",
+    Code.DRAINING: f"{_JMS}ResourceAllocationException",
     Code.ROLLBACK_ONLY: f"{_JMS}TransactionRolledBackException",
     Code.ROLLED_BACK: f"{_JMS}TransactionRolledBackException",
     Code.NO_TRANSACTION: f"{_JMS}TransactionRolledBackException",

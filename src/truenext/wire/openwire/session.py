@@ -405,7 +405,9 @@ class OpenWireSession:
             user=info.user_name or "", passcode=info.password or "", is_jms_client=True, connection_id=connection_id
         )
 
-    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
+    def encode_connected(
+        self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool, control_only: Code | None = None
+    ) -> bytes:
         self.replies.connection_id = ConnectionId(self._connection_id)
         self._advisories.log_in(self._connection_id, login.user if is_checked else "")
         broker = BrokerInfo(

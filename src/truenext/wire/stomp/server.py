@@ -271,9 +271,12 @@ class StompSession:
         self.replies.on_connected(version, login)
         return login
 
-    def encode_connected(self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool) -> bytes:
+    def encode_connected(
+        self, login: Login, secret: str, *, is_takeover: bool, is_checked: bool, control_only: Code | None = None
+    ) -> bytes:
         """Encode the answer to an accepted login. `secret` is "" for a client other than truenext's.
-        `is_checked` is False if the broker has no users, so that login and passcode were ignored."""
+        `is_checked` is False if the broker has no users, so that login and passcode were ignored. `control_only` is the
+        code with which all but control requests are refused; None if the connection may do everything."""
         self._is_truenext_client = login.is_truenext_client
         answer = {
             "version": self._protocol.version.value,
@@ -290,4 +293,6 @@ class StompSession:
             answer["truenext-secret"] = secret
         if login.secret:
             answer["truenext-taken-over"] = "true" if is_takeover else "false"
+        if control_only is not None:
+            answer["truenext-control-only"] = control_only
         return self._protocol.send(Frame("CONNECTED", answer))
