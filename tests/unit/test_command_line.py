@@ -24,6 +24,7 @@ from truenext.cli.queues import COUNTS
 from truenext.cli.stages import run, service_broker
 from truenext.cli.user import CLIENT_ID, NAME, PATTERN
 from truenext.cli.values import (
+    ANY_TEXT,
     DATABASE_URL,
     HOST_AND_PORT,
     LISTENER_URL,
@@ -106,6 +107,7 @@ NONSENSE: dict[object, Callable[[Any], list[str]]] = {
     SELECTOR: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     TEXT: lambda kind: NO_TEXTS,
+    ANY_TEXT: lambda kind: [NO_UTF_8],
     QUERY_ID: lambda kind: [*NO_TEXTS, LONG, "x.y", "a b"],
     SERVER_NAME: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     SPARK_MASTER: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
@@ -129,6 +131,7 @@ SENSE: dict[object, str] = {
     DestinationParam: "q",
     SERVICE: "nowhere:app",
     TEXT: "order.place",
+    ANY_TEXT: "x",
     QueueNameParam: "q",
     BodyParam: "b",
     click.Choice: "mix",

@@ -20,7 +20,7 @@ def test_headers_of_truenext_on_the_protocol_page_are_in_the_code() -> None:
 
 
 def test_protocol_page_has_exactly_the_fields_of_a_message_between_stages() -> None:
-    section = PAGE.partition("\n## Messages between stages\n")[2]
+    section = PAGE.partition("\n## Messages between stages\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {
         field.encode_name for field in fields(Envelope)
     }

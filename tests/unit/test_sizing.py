@@ -20,7 +20,7 @@ SETTINGS = BrokerSettings(data=Path("data"))
 def test_large_machine_has_no_warnings() -> None:
     assert warnings(SETTINGS, LARGE) == []
     assert describe(SETTINGS, LARGE) == [
-        "memory: 256MiB of 8GiB; 48MiB for the broker itself, 64MiB for messages, and the rest for some 114,390 queues",
+        "memory: 256MiB of 8GiB; 48MiB for the broker itself, 64MiB for messages, and the rest for some 104,134 queues",
         "files: up to 1,274; 1,000 connections of each listener",
         "disk: all of the disk but a reserve for messages, and 8GiB for the history; the disk has 100GiB, of which "
         "50GiB are free",
