@@ -123,7 +123,7 @@ class _Browser:
 
 
 def browse(gate: Gate, port: int, key: str, health_port: int, has_ended: Counter) -> list[float]:
-    """Worker: show pages in ten browsers, and scrape metrics, until `has_ended` is 1. Return the seconds of each page."""
+    """Worker: show pages in ten browsers, and scrape metrics, until `has_ended` is 1. Return the seconds of pages."""
     times: list[float] = []
     failures: list[Exception] = []
 

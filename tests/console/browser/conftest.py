@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -96,8 +96,8 @@ def open_window(browser: Browser, shared_world: World) -> Iterator[OpenWindow]:
     """Function that opens a window on the console for a user. At the end no page may have had a fault."""
     windows: list[Window] = []
 
-    def open_for(user: str, at: World = shared_world, **options: object) -> Window:
-        window = Window(browser.new_context(**options), at.address)  # type: ignore[arg-type]
+    def open_for(user: str, at: World = shared_world, **options: Any) -> Window:
+        window = Window(browser.new_context(**options), at.address)
         windows.append(window)
         window.log_in(user)
         return window

@@ -58,7 +58,7 @@ def _await_end(window: Window) -> str:
         state.filter(has_text=re.compile("Done|Stopped|Failed")).wait_for()
     except Exception as error:
         raise AssertionError(window.page.locator("body").inner_text()) from error
-    return state.inner_text()
+    return str(state.inner_text())
 
 
 @pytest.mark.usefixtures("many_queues")
