@@ -92,6 +92,22 @@ def test_restored_broker_has_what_the_original_had_and_another_identity(
     assert (again.returncode, again.stderr) == (2, f"truenext: {new} is not empty: name a new folder\n")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_restore_by_root_names_the_owner_of_the_backup(
+    make_broker: Callable[..., BackupBroker], tmp_path: Path
+) -> None:
+    folder = make_broker().output_of("backup").removesuffix("\n")
+    new = tmp_path / "new"
+    assert completed_text("restore", folder, str(new)).stderr == ""
+    os.chown(folder, 2**31 - 2, 0)
+    done = completed_text("restore", folder, str(tmp_path / "other"))
+    owner = 2**31 - 2
+    assert done.stderr == (
+        f"note: {tmp_path / 'other'} belongs to root, and the backup to {owner}: if the broker runs as {owner}, "
+        f"`chown -R {owner} {tmp_path / 'other'}`\n"
+    )
+
+
 def test_restore_names_the_users_file_if_there_were_users(
     make_broker: Callable[..., BackupBroker], tmp_path: Path
 ) -> None:

@@ -163,6 +163,10 @@ def test_new_connection_may_only_send_control_requests(
         "draining: the broker is being drained: this connection may only send control requests (SEND to /control/) and "
         "subscribe to its own /temp-queue/ for the answers"
     )
+    logged = broker.log.count("client refused")
+    error_of_connection(broker, frame, headers)
+    # Clients try again and again.
+    assert broker.log.count("client refused") == logged
     assert "ready      no: the broker is being drained" in broker.output_of("status")
     assert broker.status()["ready"] is False
 
