@@ -153,6 +153,14 @@ def test_answer_that_is_no_report_is_ignored(answer: bytes) -> None:
     assert (seen.processes(0.0), seen.ignored_count) == ([], 1)
 
 
+def test_report_with_an_impossible_time_is_ignored() -> None:
+    """Fixed: such a report made pages and commands fail for an hour."""
+    seen = SeenProcesses()
+    for name in (b'"at":', b'"started_at":'):
+        assert not seen.add_report(body("1").replace(name + b"0", name + b"1" + b"0" * 400), 0.0)
+    assert (seen.processes(0.0), seen.ignored_count) == ([], 2)
+
+
 def test_report_with_unknown_fields_is_added() -> None:
     seen = SeenProcesses()
     assert seen.add_report(msgspec.json.encode(msgspec.to_builtins(report("a")) | {"new": 1}), 0.0)

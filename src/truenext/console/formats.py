@@ -72,14 +72,15 @@ def format_time(time_ms: float | None) -> str:
     """Return a time, in milliseconds since 1970, as text in UTC.
 
     >>> format_time(1_700_000_000_000), format_time(None), format_time(10**18)
-    ('2023-11-14 22:13:20', '-', '1000000000000000000 ms')
+    ('2023-11-14 22:13:20', '-', 'no time')
     """
     if time_ms is None:
         return ABSENT
     try:
         return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
     except (OverflowError, ValueError, OSError):
-        return f"{time_ms:.0f} ms"
+        # A client has sent the number.
+        return "no time"
 
 
 def format_plural(count: int, noun: str) -> str:

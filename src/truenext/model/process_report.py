@@ -8,6 +8,8 @@ Source: docs/protocol.md, "Requests to processes of stages"
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from truenext.model.service_graph import ServiceGraph
@@ -19,6 +21,9 @@ REPORT_BYTES_MAX = 256 * 1024
 """Largest number of bytes of a report. A process leaves out parts that do not fit."""
 REPORT_TTL_S = 10.0
 """Seconds after which a request, and a report, expire in the broker."""
+
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
+"""Time in milliseconds since the epoch, up to the year 9999."""
 
 
 class Sum(msgspec.Struct, frozen=True):
@@ -85,9 +90,9 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Service, host and process id, for people."""
     run: str
     """Random id of this run of the service. A process that is started again has another id."""
-    started_at: int
+    started_at: Milliseconds
     """Time in milliseconds since the epoch at which the run began, by the clock of the process."""
-    at: int
+    at: Milliseconds
     """Time of the report in milliseconds since the epoch, by the clock of the process."""
     has_ended: bool = False
     """True in the last report of a process that stops in order."""
