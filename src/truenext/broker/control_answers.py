@@ -25,6 +25,8 @@ class QueueReport(msgspec.Struct):
     """Number of scheduled sends to this queue alone."""
     paused: bool
     """True if an operator has paused the queue."""
+    dead_letters: bool = False
+    """True for a dead-letter queue: named `DLQ.` + anything, or by the setting `dead_letters` of a policy."""
     topic: str | UnsetType = UNSET
     """Topic, or pattern of topics, of a durable subscription. The field is missing for a queue."""
     accepted: int = 0
