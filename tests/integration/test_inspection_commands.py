@@ -102,6 +102,17 @@ def test_queues_with_dead_letters_are_listed_and_nothing_if_there_are_none(own_b
     assert own_broker.output_of("dead-letters") == ""
 
 
+def test_age_of_a_message_from_before_the_start_is_known_soon_after_the_start(own_broker: BrokerProcess) -> None:
+    # C32.5
+    own_broker.connect().send("old", b"x", persistent=True, confirmed=True)
+    own_broker.stop()
+    own_broker.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "oldest_s" not in own_broker.control_request("queues")[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_dead_letter_queue_of_a_policy_is_listed(tmp_path: Path) -> None:
     """Fixed: only queues DLQ. + anything were listed."""
     broker = BrokerProcess(tmp_path, policy={"dead_letters": "failed"})
