@@ -135,7 +135,7 @@ def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> N
     assert (status["waiting"], status["in_memory"], status["queues"]) == (1, 7, 3)
 
 
-def test_what_a_wildcard_consumer_holds_of_a_queue_is_counted_in_short_steps() -> None:
+def test_messages_of_one_queue_held_by_a_wildcard_consumer_are_counted_in_short_steps() -> None:
     """Fixed: all that a consumer of a pattern held was gone through in one step."""
     # C32.10
     driver, unknown = ReportDriver(), ClientIdentity("1", None, None, None)
