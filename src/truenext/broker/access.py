@@ -403,8 +403,16 @@ _READING = {
 
 
 def only_reads(request: ControlRequest) -> bool:
-    """Return whether a control request that was executed can have changed nothing."""
-    return request.verb in _READING or (request.verb == drain.VERB and not drain.is_change(request))
+    """Return whether a control request that was executed has changed nothing."""
+    return request.verb in _READING
+
+
+def is_poll(request: ControlRequest) -> bool:
+    """Return whether a control request that was executed only asks how far a backup or drain is: commands do so several
+    times a second."""
+    if request.verb == backup_request.VERB:
+        return backup_request.is_poll(request.body)
+    return request.verb == drain.VERB and not request.body
 
 
 def target_of(request: ControlRequest) -> dict[str, str]:

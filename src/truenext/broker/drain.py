@@ -92,18 +92,6 @@ class DrainReport(msgspec.Struct, kw_only=True):
     """Number of marks and decisions that queries of Spark keep."""
 
 
-def is_change(request: ControlRequest) -> bool:
-    """Return whether a request begins or ends a drain.
-
-    Raises: RemoteProtocolError if the body is invalid
-    """
-    return _parse(request) is not None
-
-
-def _parse(request: ControlRequest) -> bool | None:
-    return decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
-
-
 class Drain:
     def __init__(
         self,
@@ -136,7 +124,7 @@ class Drain:
 
         Raises: RemoteProtocolError if the body is invalid
         """
-        is_asked_for = _parse(request)
+        is_asked_for = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
         if is_asked_for is not None:
             self._is_wanted = is_asked_for
         if is_asked_for is False:

@@ -264,8 +264,8 @@ class UserSessions:
 
     def note_control_request(self, session: ConnectionState, request: ControlRequest) -> None:
         """Log a control request that was executed, and remember one that may change something."""
-        if request.verb not in (connection_request.VERB, producer_request.VERB):
-            # The other two are requests of client libraries, made without their programs, about their own connections.
+        if not (request.verb in (connection_request.VERB, producer_request.VERB) or access.is_poll(request)):
+            # The first two are requests of client libraries, made without their programs, about their own connections.
             user, target = self.name_of(session), access.target_of(request)
             log = self._log.log_only if access.only_reads(request) else self._log.log
             address = self._address(session)
