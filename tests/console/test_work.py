@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -73,12 +74,40 @@ def test_one_group_is_redriven_and_its_end_is_seen(open_broker: BrokerProcess, c
         assert (progress["state"], progress["count"], progress["total"]) == ("done", 20, 20)
         assert progress["to"] == {"group": 20}
         assert (await waiting(browser, "group"), await waiting(browser, "DLQ.group")) == (20, 40)
+        assert (await browser.page("/queue?name=group"))["dead_letters"].endswith("=DLQ.group")
         # The group without a cause is a group, too.
         without = next(each for each in page["groups"] if each["cause"] == "")
         asked = await browser.page(next(act["link"] for act in without["acts"] if act["name"] == "purge"))
         assert asked["count"] == 20
 
     run(open_broker, test)
+
+
+def test_dead_letter_queue_of_a_policy_is_one(tmp_path: Path) -> None:
+    """Fixed: only queues DLQ. + anything were shown as dead-letter queues, and could be re-driven."""
+    broker = BrokerProcess(tmp_path, policy={"dead_letters": "failed"})
+    broker.start()
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        failed = await browser.page("/queue?name=failed")
+        assert (failed["row"]["kind"], failed["row"]["why"]) == ("dead letters", "")
+        assert [act["name"] for act in failed["acts"]] == ["pause", "redrive", "move", "purge"]
+        assert (await browser.page("/queue?name=orders"))["dead_letters"] == failed["dead_letters"]
+        page = await browser.page("/dead-letters")
+        assert (page["queue"], len(page["groups"])) == ("failed", len(CAUSES))
+        message = await browser.page(page["groups"][0]["example"])
+        assert [act["name"] for act in message["acts"]] == ["redrive", "move", "purge"]
+        figures = {each["name"]: each["value"] for each in (await browser.page("/"))["figures"]}
+        assert figures["dead letters"] == len(CAUSES)
+
+    try:
+        with blocking.connect(broker.url) as connection:
+            reject(connection, "orders", 1)
+            connection.send("/queue/orders", "x")
+        broker.await_facts("failed", waiting=len(CAUSES))
+        run(broker, test)
+    finally:
+        broker.clean_up()
 
 
 def test_chosen_messages_are_moved_and_others_stay(open_broker: BrokerProcess, connection: Connection) -> None:

@@ -19,10 +19,9 @@ import pytest
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import TRUENEXT_CLIENT, RawClient, bodies, numbered
-from truenext.broker import backup_request, connection_request, failover_request, producer_request
-from truenext.broker.control import OTHER_VERBS, QUERIES, QUEUE_CHANGES
+from truenext.broker import drain
+from truenext.broker.access import VERB_CHECKS
 from truenext.broker.passwords import hash_password
-from truenext.engine.background import bulk
 from truenext.model.commands import (
     Abort,
     Ack,
@@ -1419,9 +1418,7 @@ def is_named(case: Case, need: str, text: str) -> bool:
 def test_each_command_and_each_control_verb_has_a_row() -> None:
     kinds = {kind for row in ROWS for kind in row.kinds}
     assert {kind for kind in kinds if not isinstance(kind, str)} == set(get_args(Command)) - JMS_COMMANDS
-    others = {each.VERB for each in (backup_request, connection_request, failover_request, producer_request)}
-    verbs = {*QUERIES, *QUEUE_CHANGES, *OTHER_VERBS, *bulk.VERBS, *others, *ACTION_PARSERS}
-    assert {kind for kind in kinds if isinstance(kind, str)} == verbs
+    assert {kind for kind in kinds if isinstance(kind, str)} == {*VERB_CHECKS, *ACTION_PARSERS} - {drain.VERB}
 
 
 @pytest.mark.parametrize("user", [ROOT, "half"])

@@ -426,7 +426,7 @@ def events_of(client: UserClient, **fields: str) -> list[dict[str, Any]]:
 def test_refusals_failed_logins_and_control_requests_are_shown_at_any_log_level(broker: InspectedBroker) -> None:
     # C32.15
     boss = broker.login("boss")
-    boss.ask("consumers", NEW)
+    broker.login("keeper").ask("pause", NEW)
     for user, password in (("shop", "wrong"), ("no such user: a password", PASSWORD)):
         assert code_of(login_answer(broker, user, password)) == "login"
     for _ in range(3):
@@ -440,7 +440,7 @@ def test_refusals_failed_logins_and_control_requests_are_shown_at_any_log_level(
     (refused,) = events_of(boss, event="request refused", user="till", text=text)
     assert (refused["count"], refused["address"]) == (3, "127.0.0.1")
     assert refused["first"] <= refused["at"]
-    assert events_of(boss, event="control request", user="boss", text="consumers orders.new")
+    assert events_of(boss, event="control request", user="keeper", text="pause orders.new")
     times = [each["at"] for each in boss.ask("security")]
     assert times == sorted(times, reverse=True)
 
@@ -448,13 +448,28 @@ def test_refusals_failed_logins_and_control_requests_are_shown_at_any_log_level(
 def test_repeated_events_push_no_others_out_and_each_kind_has_its_own_hundred(broker: InspectedBroker) -> None:
     # C32.15
     boss, till = broker.login("boss"), broker.login("till", headers=TRUENEXT_CLIENT)
-    boss.ask("policy", NEW)
+    keeper = broker.login("keeper")
+    keeper.ask("pause", NEW)
     for number in range(SECURITY_EVENTS_MAX + 20):
         with pytest.raises(RequestRefused):
             till.send_to(f"/queue/refused.{number}")
-        boss.ask("queues")
+        keeper.ask("resume", NEW)
     texts = [each["text"] for each in events_of(boss, event="request refused")]
     assert len(texts) == SECURITY_EVENTS_MAX
     assert texts[0].endswith(f"refused.{SECURITY_EVENTS_MAX + 19}")
-    assert events_of(boss, event="control request", text="policy orders.new")
-    assert events_of(boss, event="control request", text="queues")[0]["count"] >= SECURITY_EVENTS_MAX
+    assert events_of(boss, event="control request", text="pause orders.new")
+    assert events_of(boss, event="control request", text="resume orders.new")[0]["count"] >= SECURITY_EVENTS_MAX
+
+
+def test_requests_that_only_read_push_no_change_out(broker: InspectedBroker) -> None:
+    """Fixed: a page of the console, which asks about each queue, made the broker forget what others had changed."""
+    # C32.15
+    boss = broker.login("boss")
+    broker.login("keeper").ask("pause", NEW)
+    for verb in ("drain", "queues", "status", "connections", "security"):
+        boss.ask(verb)
+    for verb in ("consumers", "policy"):
+        boss.ask(verb, NEW)
+    broker.login("reader").ask("scheduled", NEW)
+    verbs = {each["text"].partition(" ")[0] for each in events_of(boss, event="control request")}
+    assert "pause" in verbs and verbs <= {"pause", "resume", "close", "redrive", "move", "purge"}

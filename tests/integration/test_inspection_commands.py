@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,32 @@ def test_queues_with_dead_letters_are_listed_and_nothing_if_there_are_none(own_b
     own_broker.output_of("purge", "DLQ.one")
     own_broker.output_of("purge", "DLQ.two")
     assert own_broker.output_of("dead-letters") == ""
+
+
+def test_age_of_a_message_from_before_the_start_is_known_soon_after_the_start(own_broker: BrokerProcess) -> None:
+    # C32.5
+    own_broker.connect().send("old", b"x", persistent=True, confirmed=True)
+    own_broker.stop()
+    own_broker.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "oldest_s" not in own_broker.control_request("queues")[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_dead_letter_queue_of_a_policy_is_listed(tmp_path: Path) -> None:
+    """Fixed: only queues DLQ. + anything were listed."""
+    broker = BrokerProcess(tmp_path, policy={"dead_letters": "failed"})
+    try:
+        broker.start()
+        client = broker.connect()
+        client.send("one", b"x", persistent=True, confirmed=True)
+        client.subscribe("one", prefetch=1)
+        client.send_frame("NACK", {"id": client.message().headers["ack"], "truenext-reject": "true"})
+        broker.await_facts("failed", waiting=1)
+        assert broker.output_of("dead-letters").split()[-1] == "failed"
+    finally:
+        broker.clean_up()
 
 
 @pytest.mark.parametrize(

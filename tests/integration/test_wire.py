@@ -1236,8 +1236,8 @@ def test_an_unknown_control_verb_is_refused_with_the_known_ones(broker: BrokerPr
     client.send_frame("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
     error = expect_error(
         client,
-        "there is no control verb 'shutdown'; known: backup, connection, drain, failover, move, pause, producer, "
-        "purge, queues, redrive, reload, resume, scheduled, status, unschedule",
+        "there is no control verb 'shutdown'; known: backup, close, connection, connections, consumers, dead-letters, "
+        "drain, failover, move, pause, policy, producer, purge, queues, redrive, reload, resume, ",
     )
     assert error.headers["receipt-id"] == "r"
 

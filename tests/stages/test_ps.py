@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from tests.stages.flows import Number, until
 from tests.stages.service_process import ServiceProcess
+from truenext.cli.stages import ps as ps_command
+from truenext.errors import ConnectionLost
 from truenext.model.process_report import STAGES_TOPIC
 from truenext.stage import Service, responder
 
@@ -114,6 +117,16 @@ def test_processes_are_shown_until_they_end_and_a_killed_one_is_silent(tmp_path:
         shown.stop()
         queues = json.loads(completed_text("queues", "--json", "--url", broker.url).stdout)
         assert not [each for each in queues if "truenext.stages" in each["name"] or "processes" in each["name"]]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no space"), ConnectionLost("lost")])
+def test_request_that_is_not_sent_is_an_error_unless_watched(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed: at a broker without space it was said that no process has answered."""
+    monkeypatch.setattr(ps_command, "GATHER_S", 0.0)
+    connection = Mock(send=Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        ps_command._Requests(connection, Mock(), watches=False).gather()
+    ps_command._Requests(connection, Mock(), watches=True).gather()
 
 
 # ---- Users ----

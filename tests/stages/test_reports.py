@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 import truenext
 from tests.stages.flows import PATIENCE_S, Number, until
 from truenext.client.tasks.connection import Connection
+from truenext.errors import ClosedError
 from truenext.model.process_report import REPORT_BYTES_MAX, STAGES_TOPIC, ProcessReport, StageFigures, Sum
 from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
 from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
@@ -244,6 +246,38 @@ def test_process_stops_in_time_while_the_broker_does_not_answer(fault: str) -> N
         assert await measured(True) < await measured(False) + responder.LAST_REPORT_S + 1
 
     asyncio.run(main())
+
+
+class NewerBroker:
+    """Connection to a broker that tells of grants which this version cannot read, until it is reloaded."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.is_subscribed = asyncio.Event()
+
+    async def control_request(self, verb: str) -> bytes:
+        self.requests += 1
+        return b"{}" if self.requests == 3 else b'{"user": {"name": "a", "send": ["newer:"], "take": [">.a.>"]}}'
+
+    def consumer(self, destination: str, *, prefetch: int) -> AsyncExitStack:
+        self.is_subscribed.set()
+        raise ClosedError("closed")
+
+
+def test_process_tries_again_after_an_answer_that_it_cannot_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fixed: the task ended, and the process was invisible without a word."""
+    monkeypatch.setattr(responder, "RETRY_S", 0.0)
+
+    async def main() -> None:
+        connection: Any = NewerBroker()
+        asked = responder.Responder(connection, make_report=AsyncMock(return_value=b""))
+        await asyncio.wait_for(asked._receive_for_ever(), PATIENCE_S)
+        assert connection.is_subscribed.is_set()
+
+    asyncio.run(main())
+    assert [each.levelname for each in caplog.records if "cannot receive requests" in each.message] == ["WARNING"] * 2
 
 
 def test_process_reports_again_after_a_restart_of_the_broker() -> None:

@@ -18,6 +18,7 @@ from truenext.broker.control_answers import CommitsReport
 from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.pager import Pager
+from truenext.broker.queue_details import ClientIdentity, report_consumers
 from truenext.broker.queues_request import ITEMS_PER_STEP, PLACES_SORTED_PER_STEP
 from truenext.broker.reload import NO_FILE
 from truenext.engine import stuck
@@ -132,6 +133,21 @@ def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> N
     ]
     status = driver.answer("status")
     assert (status["waiting"], status["in_memory"], status["queues"]) == (1, 7, 3)
+
+
+def test_messages_of_one_queue_held_by_a_wildcard_consumer_are_counted_in_short_steps() -> None:
+    """Fixed: all that a consumer of a pattern held was gone through in one step."""
+    # C32.10
+    driver, unknown = ReportDriver(), ClientIdentity("1", None, None, None)
+    driver.subscribe("/queue/a.*", window=3 * ITEMS_PER_STEP)
+    for number in range(3 * ITEMS_PER_STEP):
+        driver.send("a.x" if number % 3 else "a.y")
+    driver.engine.turn.run()
+    steps = iter(report_consumers(driver.engine, "a.y", lambda _: unknown))
+    for _ in range(3):
+        next(steps)
+    (report,) = json.loads(finished(steps))
+    assert report["held"] == ITEMS_PER_STEP
 
 
 def test_status_sums_temporary_destinations_and_names_the_largest() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_control_queries import ReportDriver
+from tests.unit.test_control_queries import ReportDriver, finished
 from truenext.broker.access import VERB_CHECKS, ForbiddenError
 from truenext.broker.drain import BEGIN, RESTRICTION, VERB, Drain
 from truenext.cli.drain import left_text
@@ -187,13 +187,10 @@ def test_message_that_was_sent_in_part_is_left(driver: DrainDriver) -> None:
 
 
 def report_of(driver: DrainDriver, name: str) -> dict[str, Any]:
-    making = driver.drain.report(name)
-    while True:
-        try:
-            next(making)
-        except StopIteration as end:
-            report: dict[str, Any] = json.loads(end.value)
-            return report
+    if name == BEGIN:
+        driver.drain.execute(request(b'{"draining": true}'))
+    report: dict[str, Any] = json.loads(finished(driver.drain.report(name)))
+    return report
 
 
 def test_report_says_drained_only_if_the_drain_had_begun_before(driver: DrainDriver) -> None:
@@ -222,6 +219,7 @@ def test_drain_that_ends_while_it_is_counted_is_not_drained(driver: DrainDriver)
 def test_drain_that_another_request_ends_while_its_messages_are_counted_does_not_begin(driver: DrainDriver) -> None:
     """Fixed: the drain began although the request to end it came later."""
     driver.acknowledge()
+    driver.drain.execute(request(b'{"draining": true}'))
     report = driver.drain.report(BEGIN)
     next(report)
     assert driver.drain.execute(request(b'{"draining": false}')) == VERB
@@ -230,6 +228,20 @@ def test_drain_that_another_request_ends_while_its_messages_are_counted_does_not
             next(report)
     assert json.loads(end.value.value)["error"].startswith("another request has ended the drain before it began")
     assert not driver.drain.is_active
+
+
+def test_drain_that_another_request_ends_before_its_messages_are_counted_does_not_begin(driver: DrainDriver) -> None:
+    """Fixed: the drain began after the answer to the request to end it, because another answer was made first."""
+    # C31.6
+    driver.acknowledge()
+    assert driver.drain.execute(request(b'{"draining": true}')) == BEGIN
+    report = driver.drain.report(BEGIN)
+    driver.drain.execute(request(b'{"draining": false}'))
+    error: str = json.loads(finished(report))["error"]
+    assert error.startswith("another request has ended the drain before it began")
+    assert not driver.drain.is_active
+    driver.drain.execute(request(b'{"draining": true}'))
+    assert report_of(driver, BEGIN)["draining"]
 
 
 def test_report_does_not_say_drained_if_a_message_moved_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

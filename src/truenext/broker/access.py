@@ -22,7 +22,7 @@ from truenext.broker import (
     queue_details,
     security_log,
 )
-from truenext.broker.control import QUEUE_CHANGES, check_verb, decode_queue_name
+from truenext.broker.control import QUEUE_CHANGES, decode_queue_name
 from truenext.engine.background import bulk
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import user_producer
@@ -260,12 +260,8 @@ def check_browsed_subscription(user: User, queue: Queue) -> None:
 
 def _check_control_request(user: User, session: ConnectionState, request: ControlRequest) -> None:
     _require_send(user, request.reply_to)
-    check = VERB_CHECKS.get(request.verb)
-    if check is None:
-        # Raises if there is no such verb.
-        check_verb(request.verb)
-        raise ForbiddenError(user, f"request {request.verb!r}")
-    check(user, request)
+    check_verb(request.verb)
+    VERB_CHECKS[request.verb](user, request)
 
 
 COMMAND_CHECKS: dict[type[Any], Check] = {
@@ -370,6 +366,16 @@ VERB_CHECKS: dict[str, VerbCheck] = {
 }
 
 
+def check_verb(verb: str) -> None:
+    """Check that there is a control verb.
+
+    Raises: RemoteProtocolError with the known verbs, if there is none
+    """
+    if verb not in VERB_CHECKS:
+        known = ", ".join(sorted(VERB_CHECKS))
+        raise RemoteProtocolError(f"there is no control verb {verb!r}; known: {known}", Code.CONTROL_REQUEST)
+
+
 def may_see(user: User, queue: Queue) -> bool:
     """Return whether the answer to `queues` shows a queue to a user. Any right on the queue is enough, and so is the
     right monitor."""
@@ -381,6 +387,24 @@ def _may_see_name(user: User, name: str) -> bool:
         return True
     named = _named_by_queue(name)
     return any(user.may(right, named) for right in Right)
+
+
+_READING = {
+    "queues",
+    "status",
+    "dead-letters",
+    "scheduled",
+    queue_details.CONSUMERS_VERB,
+    queue_details.POLICY_VERB,
+    connection_list.LIST_VERB,
+    security_log.VERB,
+}
+"""Verbs that change nothing."""
+
+
+def only_reads(request: ControlRequest) -> bool:
+    """Return whether a control request that was executed has changed nothing."""
+    return request.verb in _READING
 
 
 def is_poll(request: ControlRequest) -> bool:

@@ -199,7 +199,6 @@ class Broker:
             close_connection=self._close_connection,
             policy_source=lambda queue, setting: self.policy_source(queue, setting),
             schedule_turn=self._schedule_turn,
-            when_heads_known=UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).when_read,
         )
 
     def _vitals(self) -> Vitals:
@@ -304,6 +303,7 @@ class Broker:
         await self._drain()
         if self._log is not None:
             self._beat()
+        UnreadHeads(self._engine.lifespan.unread_lanes, self._store, self.pager).read()
         self._disk_level_log.update()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from truenext.broker import backup_request, connection_request, drain, failover_request, producer_request
 from truenext.broker.control_answers import (
     CommitsReport,
     HistoryReport,
@@ -41,13 +40,11 @@ from truenext.broker.queues_request import (
     report_counts,
 )
 from truenext.broker.reload import ReloadResult
-from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.counts import Counts
 from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
-from truenext.errors import Code, RemoteProtocolError
 from truenext.model import header_lines
 from truenext.model.commands import ControlRequest, Send, decode_client_json
 from truenext.model.destination import SPARK_PREFIX, TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
@@ -109,25 +106,11 @@ class QueryContext(NamedTuple):
     """Body of the request, which `check_query` has checked; empty if the query has none."""
 
 
-def check_verb(verb: str) -> None:
-    """Check that there is a query with this verb.
-
-    Raises: RemoteProtocolError with the known verbs, if there is none
-    """
-    if verb not in QUERIES:
-        others = [each.VERB for each in (backup_request, connection_request, drain, failover_request, producer_request)]
-        known_verbs = [*QUERIES, *QUEUE_CHANGES, *others, *bulk.VERBS, *OTHER_VERBS]
-        raise RemoteProtocolError(
-            f"there is no control verb {verb!r}; known: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
-        )
-
-
 def check_query(request: ControlRequest) -> bytes:
     """Check a query, and return the body on which its answer depends; empty for a query without a body.
 
-    Raises: RemoteProtocolError if there is no such verb, or the body is invalid
+    Raises: RemoteProtocolError if the body is invalid
     """
-    check_verb(request.verb)
     parse = QUERY_PARSERS.get(request.verb)
     if parse is None:
         return b""
@@ -351,18 +334,12 @@ def _resume(engine: Engine, queue: str) -> QueueChange:
 QUEUE_CHANGES: dict[str, Callable[[Engine, str], QueueChange]] = {"pause": _pause, "resume": _resume}
 """Functions that change a queue and return the answer, by verb."""
 
-OTHER_VERBS = ("close", "connections", "consumers", "policy", "security")
-"""Verbs of connection_list.py, queue_details.py and security_log.py."""
-
 QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "queues": _queues,
     "reload": _reload,
     "status": _status,
 }
 """Functions that answer a query, by verb."""
-
-WITH_AGES = ("queues", "status")
-"""Queries whose answers tell the age of messages."""
 
 QUERY_PARSERS: dict[str, Callable[[bytes], object]] = {"queues": parse_queues_request}
 """Functions that check the bodies of queries, by verb. The other queries have no body."""

@@ -25,6 +25,8 @@ class QueueReport(msgspec.Struct):
     """Number of scheduled sends to this queue alone."""
     paused: bool
     """True if an operator has paused the queue."""
+    dead_letters: bool = False
+    """True for a dead-letter queue: named `DLQ.` + anything, or by the setting `dead_letters` of a policy."""
     topic: str | UnsetType = UNSET
     """Topic, or pattern of topics, of a durable subscription. The field is missing for a queue."""
     accepted: int = 0
@@ -47,8 +49,9 @@ class QueueReport(msgspec.Struct):
     purged: int = 0
     """Number of messages that a request has removed."""
     oldest_s: float | None = None
-    """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits. A message that
-    waits for its next try while others are dispatched is left out."""
+    """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits, or if it is from
+    before the broker's start and not read yet. A message that waits for its next try while others are dispatched is
+    left out."""
     rate: float = 0
     """Messages acknowledged in a second, on average over the last seconds."""
     lanes: dict[str, int] | UnsetType = UNSET

@@ -68,7 +68,6 @@ class ControlCommands:
         close_connection: Callable[[ConnectionState, str], None],
         policy_source: Callable[[str, str], str],
         schedule_turn: Callable[[], object],
-        when_heads_known: Callable[[Callable[[], object]], None],
     ) -> None:
         """`time` returns seconds of a clock that does not jump. `close_connection` ends a connection for a reason,
         without an attempt. `policy_source` is as for `report_policy`."""
@@ -79,10 +78,9 @@ class ControlCommands:
         self._connections = connections
         self._schedule_turn = schedule_turn
         self._sliced_work = sliced_work
-        self._when_heads_known = when_heads_known
         self.only = ControlOnlyConnections(time)
         """Connections that may send nothing but control requests."""
-        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer, self._when_ready)
+        self.requests = ControlRequests(sliced_work, self._start_answer, self.send_answer)
         """Requests whose answers take long to make."""
         self._at_once: dict[str, Callable[[ConnectionState, ControlRequest], bytes]] = {
             **dict.fromkeys(
@@ -130,6 +128,7 @@ class ControlCommands:
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:
+            access.check_verb(request.verb)
             body = control.check_query(request)
             self.requests.add(session, request, about=None if self._users.sees_all(session) else session, body=body)
         self._users.note_control_request(session, request)
@@ -146,22 +145,11 @@ class ControlCommands:
         message = control.make_reply_message(request, body, self._engine.state.commit_state.now_ms)
         self._engine.commands.administering.reply(message, batch)
 
-    def _when_ready(self, name: str, begin: Callable[[], object]) -> None:
-        """Call the function that begins an answer. Answers that tell the age of messages wait until it is known."""
-        if name in control.WITH_AGES:
-            self._when_heads_known(begin)
-        else:
-            begin()
-
     def collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> None:
         """Make the figures of the metrics, in steps, and call `on_collected` with them. `patterns` are those of the
         queues that have metrics of their own."""
-
-        def begin() -> None:
-            self._sliced_work.add(self._collect(patterns, on_collected))
-            self._schedule_turn()
-
-        self._when_ready("status", begin)
+        self._sliced_work.add(self._collect(patterns, on_collected))
+        self._schedule_turn()
 
     def _collect(self, patterns: Sequence[str], on_collected: Callable[[Figures], object]) -> Steps:
         status = yield from self._start_answer("status", None, b"")

@@ -57,15 +57,12 @@ class ControlRequests:
         sliced_work: SlicedWork,
         start: Callable[[str, ConnectionState | None, bytes], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
-        when_ready: Callable[[str, Callable[[], object]], object] = lambda _, begin: begin(),
     ) -> None:
         """`start` returns the generator of the answer with a name, about a connection or the whole broker (None), to a
-        body. `reply` sends an answer, and returns whether the client is still connected. `when_ready` calls the
-        function that begins the answer with a name, at once or once all is known that the answer needs."""
+        body. `reply` sends an answer, and returns whether the client is still connected."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
-        self._when_ready = when_ready
         self._waiting: dict[_Key, list[tuple[ConnectionState, ControlRequest]]] = {}
         """Requests whose answer is not started yet."""
         self._pending_counts: Counter[ConnectionState] = Counter()
@@ -107,7 +104,7 @@ class ControlRequests:
             self._waiting[key].append((session, request))
         else:
             self._waiting[key] = [(session, request)]
-            self._when_ready(key[0], lambda: self._sliced_work.add(self._make_answer(key)))
+            self._sliced_work.add(self._make_answer(key))
 
     def _make_answer(self, key: _Key) -> Steps:
         requests = self._waiting.pop(key)

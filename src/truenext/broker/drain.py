@@ -105,8 +105,8 @@ class Drain:
         self._state = engine.state.commit_state
         self._other_holders = other_holders
         self._name_of = name_of
-        self._end_count = 0
-        """Number of requests to end a drain."""
+        self._is_wanted = False
+        """Whether the last request to begin or to end a drain was one to begin."""
 
     @property
     def is_active(self) -> bool:
@@ -125,18 +125,19 @@ class Drain:
         Raises: RemoteProtocolError if the body is invalid
         """
         is_asked_for = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
+        if is_asked_for is not None:
+            self._is_wanted = is_asked_for
         if is_asked_for is False:
-            self._end_count += 1
             self._end()
         return BEGIN if is_asked_for else VERB
 
     def report(self, name: str) -> Generator[None, None, bytes]:
         """Let clients drain the broker, and tell how far that is.
 
-        `name` is a result of `execute`. If it is BEGIN, the drain begins, unless a queue with messages has no consumer.
+        `name` is a result of `execute`. If it is BEGIN, the drain begins, unless a queue with messages has no consumer,
+        or a later request ends the drain.
         """
         was_active = self.is_active
-        end_count = self._end_count
         found = yield from count_remainder(self._engine, self._other_holders)
         queues, without = _Largest(), _Largest()
         waiting = held = 0
@@ -150,7 +151,7 @@ class Drain:
                 yield
         error = ""
         if name == BEGIN and not self.is_active:
-            if self._end_count != end_count:
+            if not self._is_wanted:
                 error = "another request has ended the drain before it began: begin it again if it is still needed"
             elif without.total:
                 error = _no_consumer_error([queue.name for queue, _ in without.largest()], without.total)

@@ -1,15 +1,16 @@
-"""Control requests `consumers` and `policy`: who consumes a queue, and which settings apply to it.
+"""Control requests `consumers` and `policy`: the consumers of a queue, and the settings that apply to it.
 
 Both need any right on the queue, or the right `monitor`. Source: docs/security.md, "What a request needs"
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
 
 from truenext.broker.control_requests import AnswerGenerator, ListAnswer
+from truenext.broker.queues_request import chunks
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
@@ -95,19 +96,17 @@ def report_consumers(
     # The queue may have ended since the request.
     consumers = [] if queue is None else engine.state.clients.receivers_of(queue).all()
     for number, consumer in enumerate(consumers, 1):
+        held = (yield from _count_held(consumer, queue)) if consumer.queue is None else len(consumer.held)
         if consumer.is_subscribed:
             now_us = engine.state.commit_state.now_us
-            rows.add(_report_consumer(consumer, queue, identify(consumer.session), now_us))
-        # A consumer of a pattern may hold very many messages of other queues.
-        if number % CONSUMERS_PER_STEP == 0 or consumer.queue is None:
+            rows.add(_report_consumer(consumer, held, identify(consumer.session), now_us))
+        if number % CONSUMERS_PER_STEP == 0:
             yield
     yield
     return rows.finish()
 
 
-def _report_consumer(
-    consumer: BrokerConsumer, queue: Queue | None, identity: ClientIdentity, now_us: int
-) -> ConsumerReport:
+def _report_consumer(consumer: BrokerConsumer, held: int, identity: ClientIdentity, now_us: int) -> ConsumerReport:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     last_us = consumer.last_settled_us
@@ -120,13 +119,18 @@ def _report_consumer(
         window=window if has_window else None,
         automatic=consumer.auto_window is not None,
         suspended=consumer.is_suspended,
-        held=len(consumer.held) if consumer.queue is not None else _count_held(consumer, queue),
+        held=held,
         last_acknowledgement_s=(now_us - last_us) / 1e6 if last_us else None,
     )
 
 
-def _count_held(consumer: BrokerConsumer, queue: Queue | None) -> int:
-    return sum(entry.lane.queue is queue for entry in consumer.held.values())
+def _count_held(consumer: BrokerConsumer, queue: Queue | None) -> Generator[None, None, int]:
+    """Count, in steps, what a consumer of a pattern holds of one queue. It may hold very many messages of others."""
+    held = 0
+    for entries in chunks(list(consumer.held.values())):
+        held += sum(entry.lane.queue is queue for entry in entries)
+        yield
+    return held
 
 
 def report_policy(queue: Queue, source_of: Callable[[str, str], str]) -> bytes:

@@ -78,6 +78,8 @@ class QueuesRequest(msgspec.Struct, forbid_unknown_fields=True):
     empty for all."""
     names: Annotated[tuple[str, ...], msgspec.Meta(max_length=QUEUE_NAMES_MAX)] | None = None
     """Whole names of the queues to report, with their lanes; null for all. Names without a queue are left out."""
+    dead_letters: bool = False
+    """True to report dead-letter queues only."""
     order: QueueOrder = QueueOrder.NAME
     """Order of the queues."""
     limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -212,11 +214,16 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     sums, places = SumsOfQueues(), _Places(request, is_whole=not body)
     is_selected = _selector_of(request.name) if request.name else None
     by_name = engine.queues.by_name
-    named = by_name if request.names is None else dict.fromkeys(name for name in request.names if name in by_name)
-    for queues in chunks([by_name[name] for name in named]):
+    if request.names is None:
+        named = list(by_name.values())
+    else:
+        named = [by_name[name] for name in dict.fromkeys(request.names) if name in by_name]
+    for queues in chunks(named):
         for queue in queues:
             name = queue.destination.name
             if queue.is_temporary or not (is_selected is None or is_selected(name)):
+                continue
+            if request.dead_letters and not queue.holds_dead_letters:
                 continue
             if may_see is not None and not may_see(queue):
                 continue
@@ -365,6 +372,7 @@ class _Rows:
             consumers=len(receivers.consumers) + len(receivers.wildcards),
             scheduled=self._engine.queues.scheduled_count(queue.name),
             paused=queue.is_paused,
+            dead_letters=queue.holds_dead_letters,
             topic=queue.destination.topic or msgspec.UNSET,
             accepted=counts.accepted,
             acknowledged=counts.acknowledged,

@@ -3,7 +3,8 @@
 A client can cause any number of these events. So only EVENTS_PER_SECOND_MAX events of each address are logged in a
 second; further events are only counted. No text that a client has sent before its login is logged.
 
-Beside the log, the last events are remembered for the control request `security`, whatever the level of the log is.
+Beside the log, the last events are remembered for the control request `security`, whatever the level of the log is;
+but not requests that only read, which tools make in great numbers.
 """
 
 import logging
@@ -39,7 +40,7 @@ _KINDS = {
 class SecurityEvent(msgspec.Struct):
     """One event, or several equal ones. The answer to `security` is a list of these, the latest first: the last
     {SECURITY_EVENTS_MAX} different ones of each kind, since the start of the broker. Kinds are refusals, failed logins,
-    and control requests."""
+    and control requests; but not those that only read."""
 
     at: int
     """Time of the event, or of the latest of equal ones, in milliseconds since 1970."""
@@ -85,7 +86,7 @@ class RecentEvents:
         events[key] = found
 
     def report(self) -> bytes:
-        """Report the last refusals, failed logins and control requests.
+        """Report the last refusals, failed logins and requested changes.
 
         Returns a list of SecurityEvent as JSON, the latest first.
         """
@@ -107,8 +108,12 @@ class SecurityLog:
     def log(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
         """Log and remember an event. `user` is "" if the client has named no user, and "unknown" if the broker has no
         such user."""
-        self.totals[text] += 1
         self.recent.add(text, user, address, _describe(fields))
+        self.log_only(level, text, address=address, user=user, **fields)
+
+    def log_only(self, level: int, text: str, *, address: str, user: str, **fields: object) -> None:
+        """Log an event as `log` does, but do not remember the event."""
+        self.totals[text] += 1
         if not logger.isEnabledFor(level):
             return
         self.flush()

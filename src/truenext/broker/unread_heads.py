@@ -1,10 +1,9 @@
 """Unread heads: reads when the first messages of lanes arrived, of which nothing was read since the broker's start.
 
-Only the store has these messages. They are read once, by the pager's thread, before the first answer that tells the
-age of the oldest message of a queue.
+Only the store has these messages. They are read once, by the pager's thread, after the start. Answers meanwhile do not
+tell the ages that are not known yet: to read the first messages of all queues may take long on a slow disk.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from truenext.broker.pager import Pager
@@ -13,7 +12,7 @@ from truenext.errors import StoreError
 from truenext.model.record import DamagedRecord, decode_record
 from truenext.store.store import Store
 
-LANES_PER_READ = 50
+LANES_PER_READ = 10
 """Number of lanes that the thread reads before it reads pages for consumers again."""
 
 
@@ -23,18 +22,11 @@ class UnreadHeads:
         self._lanes = lanes
         self._store = store
         self._pager = pager
-        self._waiting: list[Callable[[], object]] = []
 
-    def when_read(self, begin: Callable[[], object]) -> None:
-        """Call `begin` once the first messages are known, at once if they are."""
-        if not self._lanes and not self._waiting:
-            begin()
+    def read(self) -> None:
+        """Read some lanes, and then the others."""
+        if not self._lanes:
             return
-        self._waiting.append(begin)
-        if len(self._waiting) == 1:
-            self._read_some()
-
-    def _read_some(self) -> None:
         lanes = self._lanes[-LANES_PER_READ:]
         del self._lanes[-LANES_PER_READ:]
         unread = [lane for lane in lanes if lane.unread and not (lane.horizon or lane.evicted_ms)]
@@ -46,12 +38,7 @@ class UnreadHeads:
         for lane, arrived_ms in zip(lanes, arrivals_ms, strict=True):
             if lane.unread and not (lane.horizon or lane.evicted_ms):
                 lane.evicted_ms = arrived_ms
-        if self._lanes:
-            self._read_some()
-            return
-        waiting, self._waiting = self._waiting, []
-        for begin in waiting:
-            begin()
+        self.read()
 
 
 def _read_arrivals(store: Store, lane_keys: list[bytes]) -> list[int]:

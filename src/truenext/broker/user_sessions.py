@@ -263,14 +263,16 @@ class UserSessions:
         return action if check is access.check_nothing else checked_action
 
     def note_control_request(self, session: ConnectionState, request: ControlRequest) -> None:
-        """Log and remember a control request that was executed."""
+        """Log a control request that was executed, and remember one that may change something."""
         if not (request.verb in (connection_request.VERB, producer_request.VERB) or access.is_poll(request)):
             # The first two are requests of client libraries, made without their programs, about their own connections.
             user, target = self.name_of(session), access.target_of(request)
-            self._log_event(logging.INFO, "control request", session, user, verb=request.verb, **target)
+            log = self._log.log_only if access.only_reads(request) else self._log.log
+            address = self._address(session)
+            log(logging.INFO, "control request", address=address, user=user, verb=request.verb, **target)
 
     def recent_events(self) -> bytes:
-        """Report the last refusals, failed logins and control requests: a list of SecurityEvent as JSON."""
+        """Report the last refusals, failed logins and requested changes: a list of SecurityEvent as JSON."""
         return self._log.recent.report()
 
     def _send(self, session: ConnectionState, send: Send) -> None:

@@ -10,7 +10,6 @@ from truenext.cli.connection import BrokerOptions, broker_options, connected, se
 from truenext.cli.terminal import count_noun, format_age, format_utc
 from truenext.cli.values import QueueNameParam
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
-from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.model.limits import DEAD_LETTER_GROUPS_MAX
 
 
@@ -26,7 +25,7 @@ def dead_letters(queue: str | None, selector: str | None, as_json: bool, broker:
     same reason, and whose last cause has the same first line; the largest first. `truenext redrive`, `move` and `purge`
     take a group by --origin, --reason and --cause.
 
-    Without QUEUE: lists the queues DLQ. + anything that have messages, and prints nothing if there are none.
+    Without QUEUE: lists the dead-letter queues that have messages, and prints nothing if there are none.
     """
     if queue is None:
         if selector is not None:
@@ -45,7 +44,7 @@ def dead_letters(queue: str | None, selector: str | None, as_json: bool, broker:
 
 def _list_queues(broker: BrokerOptions, *, as_json: bool) -> None:
     with connected(broker) as connection:
-        answer = send_control_request(connection, "queues", {"name": f"{DEAD_LETTER_PREFIX}>", "order": "waiting"})
+        answer = send_control_request(connection, "queues", {"dead_letters": True, "order": "waiting"})
     found = [row for row in answer["queues"] if row["waiting"]]
     if as_json:
         terminal.write_json(found)

@@ -1,4 +1,4 @@
-"""`truenext consumers`, `policy` and `connections`: show who uses a running broker, and the settings of a queue."""
+"""`truenext consumers`, `policy`, `connections`: show the clients of a running broker, and the settings of a queue."""
 
 from typing import Any
 

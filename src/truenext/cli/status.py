@@ -64,10 +64,10 @@ def status(is_watched: bool, broker: BrokerOptions) -> None:
 
     Shows whether the broker is ready for clients (a broker that is being drained is not), its version and time of
     running, the numbers of messages, subscriptions and scheduled sends, what became of messages since the start,
-    memory, and disk space. If messages are in PostgreSQL, shows the log with all
-    its brokers, and since when it waits for PostgreSQL or its standby. Also shows which clients have most messages
-    in temporary queues, and in topic subscriptions that are not durable. A queue is stuck if a message is ready, a
-    consumer has credit for it, and nothing is dispatched, which is a fault of the broker.
+    memory, and disk space. If messages are in PostgreSQL, shows the log with all its brokers, and since when it waits
+    for PostgreSQL or its standby. Also shows which clients have most messages in temporary queues, and in topic
+    subscriptions that are not durable. A queue is stuck if a message is ready, a consumer has credit for it, and
+    nothing is dispatched, which is a fault of the broker.
 
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """

@@ -16,6 +16,8 @@ class QueueReport(msgspec.Struct, frozen=True):
     consumers: int = 0
     scheduled: int = 0
     paused: bool = False
+    dead_letters: bool = False
+    """Whether it is a dead-letter queue."""
     topic: str | None = None
     """Topic of a durable subscription; None for a queue."""
     accepted: int = 0

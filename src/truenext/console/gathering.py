@@ -33,7 +33,6 @@ SELDOM = 3
 """The fullest queues, and those of dead letters, are gathered each third time: a request visits all queues."""
 BUSY_MAX = 0.02
 """Largest part of the time in which a gathering waits for the broker."""
-DEAD_LETTERS = "DLQ.>"
 LONGEST_S = 30.0
 """Longest time between two gatherings."""
 FIRST_S = 5.0
@@ -148,7 +147,7 @@ class QueueGathering(_Loop):
             by_waiting = {"order": "waiting", "limit": TOP}
             all_queues, dead = await asyncio.gather(
                 link.ask("queues", by_waiting, QueueList),
-                link.ask("queues", by_waiting | {"name": DEAD_LETTERS}, QueueList),
+                link.ask("queues", by_waiting | {"dead_letters": True}, QueueList),
             )
             fullest = all_queues.queues
         self._number += 1

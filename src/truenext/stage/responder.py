@@ -72,6 +72,9 @@ class Responder:
                 return
             except (TruenextError, TimeoutError) as error:
                 _logger.info("cannot receive requests to the processes of stages", extra={"error": str(error)})
+            except Exception as error:
+                # A newer broker may tell of grants that this version cannot read.
+                _logger.warning("cannot receive requests to the processes of stages", extra={"error": repr(error)})
             await asyncio.sleep(RETRY_S)
 
     async def _may_subscribe(self) -> bool:

@@ -8,7 +8,7 @@ from truenext.console.answers import QueueReport, StatusReport
 from truenext.console.formats import format_bytes, format_count, format_duration, format_plural
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.overview import Attention
-from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
+from truenext.model.destination import SPARK_PREFIX
 from truenext.model.seen_processes import SeenProcess
 
 ATTENTION_MAX = 50
@@ -37,7 +37,7 @@ def judge_queue(report: QueueReport) -> tuple[str, str]:
     >>> judge_queue(QueueReport("a", waiting=3, oldest_s=70.0))
     ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
     """
-    if report.name.startswith((DEAD_LETTER_PREFIX, SPARK_PREFIX)) or not report.waiting:
+    if report.dead_letters or report.name.startswith(SPARK_PREFIX) or not report.waiting:
         return "", ""
     age = report.oldest_s or 0.0
     if report.paused:

@@ -7,18 +7,18 @@ from truenext.console.pages.attention import judge_queue
 from truenext.console.pages.links import queue_link
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.queues import QueueRow
-from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX
+from truenext.model.destination import SPARK_PREFIX
 
 
 def kind_of(report: QueueReport) -> str:
     """Return the kind of a queue.
 
-    >>> kind_of(QueueReport("DLQ.orders")), kind_of(QueueReport("Consumer.a.VirtualTopic.b"))
+    >>> kind_of(QueueReport("failed", dead_letters=True)), kind_of(QueueReport("Consumer.a.VirtualTopic.b"))
     ('dead letters', 'virtual topic')
     """
     if report.topic is not None:
         return "durable subscription"
-    if report.name.startswith(DEAD_LETTER_PREFIX):
+    if report.dead_letters:
         return "dead letters"
     if report.name.startswith(SPARK_PREFIX):
         return "Spark"

@@ -6,7 +6,6 @@ import asyncio
 import time
 
 from truenext.console.answers import BulkAnswer, QueueList
-from truenext.console.gathering import DEAD_LETTERS
 from truenext.console.pages.bodies import decode_stage_message
 from truenext.console.pages.dead_letters import DeadLetters, Group
 from truenext.console.pages.links import address, flow_link, queue_link
@@ -27,7 +26,7 @@ EXAMPLES = 20
 
 async def dead_letters(visit: Visit) -> DeadLetters:
     queue, after = visit.text("queue"), visit.text("after")
-    body = {"name": DEAD_LETTERS, "order": "waiting", "limit": QUEUES, "after": after or None}
+    body = {"dead_letters": True, "order": "waiting", "limit": QUEUES, "after": after or None}
     queues = await visit.ask("queues", body, QueueList)
     if not queue and len(queues.queues) == 1 and not after:
         queue = queues.queues[0].name
@@ -49,7 +48,7 @@ async def dead_letters(visit: Visit) -> DeadLetters:
         is_part=is_part,
         read=read,
         go_on=address("/dead-letters", queue=queue, read=10 * read_max) if is_part else "",
-        acts=message_acts(visit, queue) if queue else [],
+        acts=message_acts(visit, queue, dead_letters=True) if queue else [],
     )
 
 
@@ -80,7 +79,7 @@ def _group(visit: Visit, queue: str, group: DeadLetterGroup, flow: str) -> Group
         example=address("/message", queue=queue, sequence=group.sequences[0]) if group.sequences else "",
         messages=queue_link(queue),
         flow=flow,
-        acts=message_acts(visit, queue, group=group.key),
+        acts=message_acts(visit, queue, dead_letters=True, group=group.key),
     )
 
 

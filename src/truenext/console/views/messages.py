@@ -8,7 +8,7 @@ from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.message_rows import origin_of
 from truenext.console.pages.messages import MessagePage
 from truenext.console.pages.spark_queries import spark_command
-from truenext.console.views.queues import browse, message_acts
+from truenext.console.views.queues import ask_queue, browse, message_acts
 from truenext.console.visit import NotAllowed, NotFound, Visit
 from truenext.model.limits import SEQUENCE_MAX
 from truenext.model.order import PRIORITY_MAX
@@ -21,6 +21,7 @@ async def message(visit: Visit) -> MessagePage:
     content = await find_message(visit, queue)
     where = {"queue": queue, "priority": content.priority, "sequence": content.sequence}
     envelope = decode_stage_message(content.body, content.headers.get("truenext-due"))
+    dead_letters = (await ask_queue(visit, queue)).dead_letters
     return MessagePage(
         queue=queue,
         queue_link=queue_link(queue),
@@ -40,7 +41,7 @@ async def message(visit: Visit) -> MessagePage:
         body=show_body(content.body, visit.text("form"), visit.number("start", 0), **where),
         stage=None if envelope is None else show_stage_message(envelope, has_flows=visit.has_flows),
         download=address("/body", **where),
-        acts=message_acts(visit, queue, sequence=content.sequence),
+        acts=message_acts(visit, queue, dead_letters=dead_letters, sequence=content.sequence),
         spark_command=spark_command(queue),
     )
 

@@ -18,7 +18,8 @@ from truenext.console.views.overview import queue_charts
 from truenext.console.visit import InvalidRequest, NotFound, Visit
 from truenext.errors import Code, Refused
 from truenext.model.dead_letters import GroupKey
-from truenext.model.destination import DEAD_LETTER_PREFIX, DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX
+from truenext.model.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, dead_letter_name
+from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS
 
 ROWS = 100
 MESSAGES = 50
@@ -84,16 +85,19 @@ async def ask_queue(visit: Visit, name: str) -> QueueReport:
 
 def queue_acts(visit: Visit, report: QueueReport) -> list[Act]:
     """Return what the user may do with a queue."""
-    acts = message_acts(visit, report.name)
+    acts = message_acts(visit, report.name, dead_letters=report.dead_letters)
     return [Act("resume" if report.paused else "pause", ""), *acts] if acts else []
 
 
-def message_acts(visit: Visit, queue: str, *, group: GroupKey | None = None, **selection: object) -> list[Act]:
-    """Return what the user may do with all messages of a queue, or with those that `group` and `selection` choose."""
+def message_acts(
+    visit: Visit, queue: str, *, dead_letters: bool, group: GroupKey | None = None, **selection: object
+) -> list[Act]:
+    """Return what the user may do with all messages of a queue, or with those that `group` and `selection` choose.
+    `dead_letters` tells whether it is a dead-letter queue."""
     if not visit.rights.may_act(queue):
         return []
     acts = []
-    for verb in ("redrive", "move", "purge") if queue.startswith(DEAD_LETTER_PREFIX) else ("move", "purge"):
+    for verb in ("redrive", "move", "purge") if dead_letters else ("move", "purge"):
         parameters = {"verb": verb, "queue": queue, **selection}
         link = address("/action", **parameters) if group is None else group_address("/action", group, **parameters)
         acts.append(Act(verb, link))
@@ -117,10 +121,11 @@ def _consumer_row(report: ConsumerReport, *, may_close: bool) -> ConsumerRow:
 
 
 def _dead_letters_link(report: QueueReport, dead_letters: object) -> str:
-    if report.name.startswith(DEAD_LETTER_PREFIX):
+    if report.dead_letters:
         return address("/dead-letters", queue=report.name)
     if report.dead_lettered and isinstance(dead_letters, str):
-        return address("/dead-letters", queue=dead_letters)
+        is_own = dead_letters == INDIVIDUAL_DEAD_LETTERS
+        return address("/dead-letters", queue=dead_letter_name(report.name) if is_own else dead_letters)
     return ""
 
 
