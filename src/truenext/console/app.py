@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from truenext.console import doors, views
 from truenext.console.doors import Address
-from truenext.console.link import Link, LoggedOut, OlderBroker
+from truenext.console.link import Link, LoggedOut, OlderBroker, Restricted
 from truenext.console.logins import STREAMS_MAX, Attempts, Login, Logins
 from truenext.console.pages import others
 from truenext.console.pages.links import address
@@ -254,7 +254,9 @@ def failure_of(error: Exception) -> tuple[int, str]:
             return 403, str(error)
         case Refused(code=Code.NOT_FOUND):
             return 404, str(error)
-        case Refused(code=Code.BUSY | Code.LIMIT | Code.NO_SPACE | Code.TOO_SLOW):
+        case Restricted():
+            return 503, str(error)
+        case Refused(code=Code.DRAINING | Code.BUSY | Code.LIMIT | Code.NO_SPACE | Code.TOO_SLOW):
             return 503, str(error)
         case Refused():
             return 400, str(error)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from truenext.client.tasks.connection import Consumer
 from truenext.console.answers import QueueList, QueueReport, StatusReport
 from truenext.console.charts import STEP_S, Charts
-from truenext.console.link import Link, LoggedOut
+from truenext.console.link import Link, LoggedOut, Restricted
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
 from truenext.errors import LocalProtocolError, Refused, TruenextError
@@ -103,7 +103,7 @@ class _Loop:
             try:
                 await self._gather(login.link)
             except (TruenextError, TimeoutError) as error:
-                if isinstance(error, LoggedOut | Refused):
+                if isinstance(error, LoggedOut | Refused | Restricted):
                     # Another login may have more luck.
                     del self._members[login]
                 self._failed(str(error) or "the broker does not answer in time")
@@ -203,8 +203,9 @@ class StageGathering(_Loop):
 
     async def _gather(self, link: Link) -> None:
         """Request reports, and receive them for a step."""
-        connection = await link.connection()
+        connection = await link.whole_connection()
         if self._consumer is None or self._consumer[0] is not connection:
+            await self._leave()
             self._seen.connection_lost()
             self._consumer = connection, await connection.consumer(REPLIES)
         consumer = self._consumer[1]
@@ -223,9 +224,16 @@ class StageGathering(_Loop):
         except (Refused, LocalProtocolError):
             raise
         except TruenextError:
-            self._consumer = None
+            await self._leave()
             self._seen.connection_lost()
             raise
+
+    async def _leave(self) -> None:
+        """Close the consumer. It would take a part of the reports from the next one of its connection."""
+        former, self._consumer = self._consumer, None
+        if former is not None:
+            with suppress(TruenextError, TimeoutError):
+                await former[1].close()
 
     def _failed(self, error: str) -> None:
         self.error = error

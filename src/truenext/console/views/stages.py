@@ -22,19 +22,25 @@ _NO_FLOWS = "this console reads no events: start it with --events DIR, the folde
 
 
 async def gathered_processes(visit: Visit) -> tuple[list[SeenProcess], str]:
-    """Return the processes that have answered, and a sentence on why there are none."""
-    if not visit.rights.may_ask(Right.SEND, parse_pattern(STAGES_TOPIC)):
-        return [], f"You may not send to {STAGES_TOPIC}: processes are not shown."
+    """Return the processes that have answered, and a sentence on why none is asked at the moment; "" if they are."""
+    if not _may_ask(visit):
+        return [], ""
     gathering = visit.shared.stages
     gathering.join(Member(visit.login, visit.is_open))
     await gathering.ready()
-    processes = gathering.processes()
-    note = gathering.error or "No process has answered: none runs, or their user may not take from " + STAGES_TOPIC
-    return processes, "" if processes and not gathering.error else note
+    return gathering.processes(), gathering.error
+
+
+def _may_ask(visit: Visit) -> bool:
+    return visit.rights.may_ask(Right.SEND, parse_pattern(STAGES_TOPIC))
 
 
 async def stages(visit: Visit) -> Stages:
     processes, note = await gathered_processes(visit)
+    if not _may_ask(visit):
+        note = f"You may not send to {STAGES_TOPIC}: processes are not shown."
+    elif not processes and not note:
+        note = f"No process has answered: none runs, or their user may not take from {STAGES_TOPIC}"
     return Stages(services=service_rows(processes, await _reports(visit, queues_of(processes))), note=note)
 
 
