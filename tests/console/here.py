@@ -192,7 +192,7 @@ async def console_here(url: str, *, events: Sequence[Path] = (), public: Address
     broker = Broker((url,), NO_CREDENTIALS)
     shared = Shared(broker, events, {"broker": url})
     console = Console(shared, public, has_users=await ask_whether_users(broker), renderer=Renderer())
-    shared.flows.start()
+    console.start()
     try:
         yield ConsoleHere(console, make_app(console))
     finally:

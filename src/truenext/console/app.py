@@ -43,6 +43,8 @@ FORM_BYTES_MAX = 256 * 1024
 CHUNK_BYTES = 64 * 1024
 FIELDS_MAX = 5000
 """Largest number of parameters of an address, or of fields of a form."""
+TIDY_S = 60.0
+"""Seconds between two looks for logins that are over."""
 LIVE_S, LIVE_S_MAX = 2.0, 15.0
 """Shortest and longest time between two states of a page in a stream."""
 STREAM_BUSY_MAX = 0.005
@@ -112,7 +114,18 @@ class Console:
         self.logins = Logins(time.monotonic)
         self.attempts = Attempts(time.monotonic)
         self._logging_in = asyncio.Semaphore(4)
+        self._tidying: asyncio.Task[None] | None = None
         self._shared_link: Link | None = None
+
+    def start(self) -> None:
+        """Start to read flows, and to end logins that are over."""
+        self.shared.flows.start()
+        self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            await self._log_out_all(self.logins.over())
 
     # ---- Logins ----
 
@@ -149,12 +162,19 @@ class Console:
             await login.link.close()
 
     async def _end_expired(self) -> None:
-        for login in self.logins.expired():
-            await self.log_out(login)
+        await self._log_out_all(self.logins.expired())
+
+    async def _log_out_all(self, logins: Sequence[Login]) -> None:
+        """End logins, all at once: a broker may be slow to confirm each."""
+        for result in await asyncio.gather(*map(self.log_out, logins), return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("a login has not ended in order", extra={"error": repr(result)})
 
     async def close(self) -> None:
-        for login in self.logins.all():
-            await self.log_out(login)
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait({self._tidying})
+        await self._log_out_all(self.logins.all())
         if self._shared_link is not None:
             await self._shared_link.close()
         await self.shared.close()

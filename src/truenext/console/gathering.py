@@ -80,10 +80,14 @@ class _Loop:
         self._task: asyncio.Task[None] | None = None
         self.has_answer = asyncio.Event()
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     def join(self, member: Member) -> None:
         """Add a login. Idempotent."""
         self._members[member.login] = member
-        if self._task is None or self._task.done():
+        if not self.is_running:
             self._task = asyncio.create_task(self._run())
 
     async def ready(self) -> None:

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 CONNECT_S = 5.0
 """Seconds within which the broker must accept a login."""
+CLOSE_S = 3.0
+"""Seconds in which the broker must confirm the end of a connection."""
 ANSWER_S = 10.0
 """Seconds within which the broker must answer a control request."""
 BROWSES_MAX = 2
@@ -202,7 +204,7 @@ class Link:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close()
+            await connection.close(timeout=CLOSE_S)
 
 
 def _meaning(verb: str, error: Refused) -> TruenextError:

@@ -66,9 +66,13 @@ class Logins:
     def is_open(self, login: Login) -> bool:
         return self._by_key.get(login.key) is login and not self._is_over(login)
 
+    def over(self) -> list[Login]:
+        """Return logins that are over, and were not ended."""
+        return [login for login in self._by_key.values() if self._is_over(login)]
+
     def expired(self) -> list[Login]:
         """Return logins that are over, and the ones that make place for another one."""
-        over = [login for login in self._by_key.values() if self._is_over(login)]
+        over = self.over()
         surplus = len(self._by_key) - len(over) - LOGINS_MAX + 1
         return over + [login for login in self._by_key.values() if login not in over][: max(0, surplus)]
 

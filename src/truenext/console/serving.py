@@ -246,7 +246,7 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
         shared = Shared(broker, options.events, settings)
         console = Console(shared, public_address(listen, options.hosts), has_users=has_users, renderer=Renderer())
         server = _Server(_server_config(console, options))
-        shared.flows.start()
+        console.start()
         _stop_on_signals(server, console)
         announce(f"{listen.url}/" if has_users else f"{listen.url}/open?key={console.key}")
         try:

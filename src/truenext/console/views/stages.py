@@ -69,8 +69,8 @@ async def flows(visit: Visit) -> Flows:
     if order not in ORDERS:
         raise InvalidRequest(f"flows are ordered by {', '.join(ORDERS)}, not by {order[:50]!r}")
     shared = visit.shared.flows
-    found = await (shared.find(trace) if trace else shared.list(order, FLOWS))
-    notes = [*shared.problems, *([] if shared.folders else [_NO_FLOWS])]
+    found, problems = await shared.find(trace) if trace else (await shared.list(order, FLOWS), shared.problems)
+    notes = [*problems, *([] if shared.folders else [_NO_FLOWS])]
     return Flows(
         rows=[flow_row(each) for each in found[:FLOWS]],
         order=order,
@@ -87,7 +87,7 @@ async def flow(visit: Visit) -> FlowPage:
     shared = visit.shared.flows
     if not shared.folders:
         raise NotFound(_NO_FLOWS)
-    found = await shared.find(trace)
+    found, problems = await shared.find(trace)
     if not found:
         raise NotFound(
             f"no flow has the trace or id {trace[:200]!r}: it may be older than the events that are still there, or "
@@ -95,4 +95,4 @@ async def flow(visit: Visit) -> FlowPage:
         )
     chosen = visit.text("id")
     shown = next((each for each in found if each.id == chosen), found[0])
-    return flow_page(shown, [each for each in found if each is not shown], shared.problems)
+    return flow_page(shown, [each for each in found if each is not shown], problems)
