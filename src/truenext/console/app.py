@@ -198,7 +198,7 @@ class Console:
             "is_logged_in": rights is not None,
             "token": doors.make_token(self.secret, cookie),
             "may": rights,
-            "nav": [(each.path, each.navigation, None) for each in shown],
+            "nav": [(each.path, each.navigation) for each in shown],
             "broker": {"name": self.broker.name, "reachable": is_reachable},
             "version": VERSION,
             "at": round(time.time() * 1000),
@@ -320,6 +320,9 @@ class Requests:
         return respond
 
     def _stream(self, request: Request, login: Login, route: PageRoute, parameters: Parameters) -> Response:
+        if not self._console.renderer.is_live(route.template):
+            # This status tells a browser not to ask for the stream again.
+            return Response(status_code=204)
         if login.streams >= STREAMS_MAX:
             return PlainTextResponse("too many pages are open: close some\n", 503)
         events = self._events(request, login, route, parameters)
@@ -379,7 +382,7 @@ class Requests:
         if _accepts(request, "application/json"):
             return Response(msgspec.json.encode(page), status, media_type="application/json")
         if rights is None and login is not None:
-            rights = Rights(None)
+            rights = Rights.of_nothing(login.link.user)
         context = self._context(request, "This does not work", page, rights, is_reachable=status not in (503, 504))
         return Response(self._console.renderer.page("error", context), status, media_type="text/html")
 

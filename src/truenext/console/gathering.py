@@ -47,8 +47,6 @@ REPLIES = "/temp-queue/processes"
 class Gathered:
     """Answers of the broker at one time."""
 
-    at_s: float = 0.0
-    """Time in seconds since 1970; 0 if there was no answer yet."""
     status: StatusReport | None = None
     """State of the broker; None without the right `monitor`."""
     oldest: QueueList | None = None
@@ -157,7 +155,7 @@ class QueueGathering(_Loop):
             fullest = all_queues.queues
         self._number += 1
         now = time.time()
-        self.latest = Gathered(now, status, oldest, fullest, dead)
+        self.latest = Gathered(status, oldest, fullest, dead)
         self._note(self.latest, now)
 
     def _failed(self, error: str) -> None:

@@ -1,4 +1,4 @@
-"""Logins: who uses the console, by the cookie of the browser; and bounds on attempts to log in.
+"""Logins: users of the console, by the cookie of the browser; and bounds on attempts to log in.
 
 The console stores no cookie and no password. A login is found by the hash of its cookie, and lasts as long as its
 connection to the broker, at most LOGIN_S, and without use IDLE_S.

@@ -229,8 +229,8 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
     has_users = await ask_whether_users(broker)
     if not has_users and not options.listen.is_loopback:
         raise ConfigurationError(
-            f"the broker at {broker.name} has no users, so that anybody who reaches {options.listen.url} could do "
-            "everything: listen on 127.0.0.1, or give the broker a users file (docs/security.md)"
+            f"the broker at {broker.name} has no users, so that any browser that reaches {options.listen.url} could "
+            "do everything: listen on 127.0.0.1, or give the broker a users file (docs/security.md)"
         )
     sock = make_socket(options.listen)
     try:
