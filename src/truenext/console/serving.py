@@ -82,9 +82,7 @@ def parse_listen(text: str) -> Listen:
     try:
         return _parse_origin(text)
     except ValueError as error:
-        raise ConfigurationError(
-            f"{text!r} is not an address to listen on: {error}, or with --certificate https://HOST:PORT"
-        ) from error
+        raise ConfigurationError(f"{text!r} is not an address to listen on: {error}") from error
 
 
 def _parse_origin(text: str) -> Listen:
@@ -93,7 +91,7 @@ def _parse_origin(text: str) -> Listen:
     port = parts.port
     is_bare = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
     if parts.scheme not in PORTS or not parts.hostname or not is_bare or not text.isprintable():
-        raise ValueError("it must be http://HOST:PORT")
+        raise ValueError("it must be http://HOST:PORT, or with --certificate https://HOST:PORT")
     return Listen(parts.scheme, parts.hostname, PORTS[parts.scheme] if port is None else port)
 
 
