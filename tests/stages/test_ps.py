@@ -19,7 +19,6 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from tests.stages.flows import Number, until
 from tests.stages.service_process import ServiceProcess
-from truenext import blocking
 from truenext.model.process_report import STAGES_TOPIC
 from truenext.stage import Service, responder
 
@@ -115,14 +114,6 @@ def test_processes_are_shown_until_they_end_and_a_killed_one_is_silent(tmp_path:
         shown.stop()
         queues = json.loads(completed_text("queues", "--json", "--url", broker.url).stdout)
         assert not [each for each in queues if "truenext.stages" in each["name"] or "processes" in each["name"]]
-
-
-def test_request_that_the_broker_does_not_take_is_an_error(broker: BrokerProcess) -> None:
-    with blocking.connect(broker.url) as operator:
-        operator.control_request("drain", {"draining": True})
-        done = ps(broker)
-        operator.control_request("drain", {"draining": False})
-    assert done.returncode != 0 and done.stdout == "" and "drained" in done.stderr, done
 
 
 # ---- Users ----

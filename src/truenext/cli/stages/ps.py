@@ -49,7 +49,7 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     The user of this command needs the right to send to /topic/truenext.stages.
     """
     with connected(broker, reconnect=watches) as connection, connection.consumer(REPLIES) as replies:
-        requests, is_first = _Requests(connection, replies, repeats=watches), True
+        requests, is_first = _Requests(connection, replies), True
         while watches or is_first:
             requests.gather()
             if watches:
@@ -60,8 +60,7 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
 
 
 class _Requests:
-    def __init__(self, connection: Connection, replies: Consumer, *, repeats: bool) -> None:
-        self._repeats = repeats
+    def __init__(self, connection: Connection, replies: Consumer) -> None:
         self._connection = connection
         self._replies = replies
         self._reconnects = connection.health().reconnects
@@ -70,8 +69,7 @@ class _Requests:
     def gather(self) -> None:
         """Request reports, and receive them for GATHER_S seconds. While the connection is lost, only wait.
 
-        Raises: Refused if the user may not send to the topic; TimeoutError or ConnectionLost if the broker does not
-        take the request, and no other one follows
+        Raises: Refused if the user may not send to the topic
         """
         until = monotonic() + GATHER_S
         try:
@@ -80,8 +78,6 @@ class _Requests:
             )
             self.seen.request_sent(monotonic())
         except (TimeoutError, ConnectionLost):
-            if not self._repeats:
-                raise
             self.seen.connection_lost()
         while (left_s := until - monotonic()) > 0:
             message = self._replies.receive(left_s)
