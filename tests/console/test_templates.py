@@ -152,3 +152,12 @@ def _rounded(chart: Chart) -> Chart:
         for name, values in chart.series.items()
     }
     return msgspec.structs.replace(chart, series=series)
+
+
+def test_chart_has_its_lines_in_the_order_of_its_legend() -> None:
+    """Fixed: the names were sorted, so that the colours of the lines were those of other names."""
+    chart = Chart("Waiting", "messages", [1, 2], {"waiting": [1, 2], "held": [3, 4]})
+    html = render("overview", msgspec.structs.replace(OVERVIEW, charts=[chart]), WORD)[0]
+    lines = re.search(r'data-chart="(.*?)"', html)
+    assert lines is not None
+    assert lines[1].index("waiting") < lines[1].index("held")

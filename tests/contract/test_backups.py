@@ -327,6 +327,9 @@ def test_folder_to_restore_into_must_be_new_or_empty(backup: Path, tmp_path: Pat
     with pytest.raises(ConfigurationError, match="is inside the backup"):
         restored(backup, backup / "new")
     (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"missing is not there: make this folder"):
+        restored(backup, tmp_path / "missing" / "new")
+    assert not (tmp_path / "missing").exists()
     with pytest.raises(ConfigurationError, match="is not a folder"):
         restored(backup, tmp_path / "file")
     with pytest.raises(ConfigurationError, match="there is no folder"):
@@ -394,6 +397,22 @@ def test_folder_for_backups_must_be_safe(tmp_path: Path) -> None:
     backups.chmod(0o777)
     with pytest.raises(ConfigurationError, match="other users of this machine can write"):
         check_backup_folder(backups, data)
+
+
+def test_folder_for_backups_on_a_read_only_disk_says_where_to_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = os.statvfs_result((1, 1, 1, 1, 1, 1, 1, 1, os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: flags)
+    (tmp_path / "backups").mkdir(mode=0o700)
+    with pytest.raises(ConfigurationError, match=r"is read-only for the broker.*`ReadWritePaths="):
+        check_backup_folder(tmp_path / "backups", tmp_path / "data")
+
+
+def test_foreign_file_in_a_backup_is_named_and_not_restored(backup: Path, tmp_path: Path) -> None:
+    (backup / "notes.txt").touch()
+    assert restored(backup, tmp_path / "new").foreign == ["notes.txt"]
+    assert not list((tmp_path / "new").rglob("notes.txt"))
 
 
 # ---- Pace, end, space ----

@@ -266,7 +266,8 @@ def test_a_broker_that_may_not_write_its_data_says_which_user_needs_which_right(
     monkeypatch.setattr(os, "geteuid", lambda: 2**31 - 2)
     monkeypatch.setattr(os, "open", denied_lock)
     needed = f"the user {2**31 - 2} needs the right to read and write {tmp_path}, which belongs to {tmp_path.owner()}"
-    with pytest.raises(StoreError, match=f"; {needed}$"):
+    advice = rf": start the command as the owner, or give {2**31 - 2} the folder \(`chown -R {2**31 - 2} {tmp_path}`\)"
+    with pytest.raises(StoreError, match=f"; {needed}{advice}$"):
         EmbeddedStore(tmp_path)
 
 

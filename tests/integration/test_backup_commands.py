@@ -13,6 +13,7 @@ import pytest
 from tests.integration.backup_broker import BackupBroker
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import UnexpectedError
+from truenext.cli.backup import POLL_S
 
 SLOW = ("--rate", "1MiB")
 
@@ -91,6 +92,22 @@ def test_restored_broker_has_what_the_original_had_and_another_identity(
     assert (again.returncode, again.stderr) == (2, f"truenext: {new} is not empty: name a new folder\n")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_restore_by_root_names_the_owner_of_the_backup(
+    make_broker: Callable[..., BackupBroker], tmp_path: Path
+) -> None:
+    folder = make_broker().output_of("backup").removesuffix("\n")
+    new = tmp_path / "new"
+    assert completed_text("restore", folder, str(new)).stderr == ""
+    os.chown(folder, 2**31 - 2, 0)
+    done = completed_text("restore", folder, str(tmp_path / "other"))
+    owner = 2**31 - 2
+    assert done.stderr == (
+        f"note: {tmp_path / 'other'} belongs to root, and the backup to {owner}: if the broker runs as {owner}, "
+        f"`chown -R {owner} {tmp_path / 'other'}`\n"
+    )
+
+
 def test_restore_names_the_users_file_if_there_were_users(
     make_broker: Callable[..., BackupBroker], tmp_path: Path
 ) -> None:
@@ -167,8 +184,43 @@ def test_stop_of_the_broker_stops_its_backup(make_broker: Callable[..., BackupBr
     started = time.monotonic()
     broker.stop()
     assert time.monotonic() - started < 5
-    assert command.wait(30) == 2
+    assert command.wait(30) == 1
+    assert (broker.data.parent / "err").read_text().startswith("truenext: no backup was made yet: ")
     assert not list(broker.backups.iterdir())
+
+
+def test_command_names_what_a_killed_broker_may_have_left(make_broker: Callable[..., BackupBroker]) -> None:
+    broker = make_broker()
+    fill(broker, 4_000_000)
+    err = broker.data.parent / "err"
+    command = Forked(["backup", *SLOW, "--url", broker.url], stdout=broker.data.parent / "out", stderr=err)
+    await_state(broker, "running")
+    while not (cut := list(broker.backups.iterdir())):
+        time.sleep(0.01)
+    # The command has asked by then.
+    time.sleep(3 * POLL_S)
+    broker.kill()
+    assert command.wait(30) == 1
+    assert "if the broker still runs, its backup goes on, and if it was killed, delete " in err.read_text()
+    assert str(cut[0]) in err.read_text()
+
+
+def test_start_warns_of_a_folder_in_which_no_backup_can_be_made(make_broker: Callable[..., BackupBroker]) -> None:
+    log = make_broker('backup_dir = "nowhere"').log
+    assert "WARNING no backup can be made" in log
+    assert "/nowhere is not there: make this folder" in log
+
+
+def test_start_with_a_good_folder_for_backups_warns_of_nothing(make_broker: Callable[..., BackupBroker]) -> None:
+    assert "no backup can be made" not in make_broker().log
+
+
+def test_polls_of_a_backup_are_not_logged_and_its_end_is(make_broker: Callable[..., BackupBroker]) -> None:
+    broker = make_broker(options=("--log-level", "info"))
+    fill(broker, 1_500_000)
+    broker.output_of("backup", *SLOW)
+    assert broker.log.count("control request") == 1
+    assert "WARNING backup made" in broker.log
 
 
 def test_interrupted_command_stops_its_backup(make_broker: Callable[..., BackupBroker]) -> None:

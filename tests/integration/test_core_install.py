@@ -9,6 +9,7 @@ from tests.integration.environments import ROOT, make_environment
 from truenext.model.events import FILE, HISTORY_VERSION, MAGIC
 
 OF_EXTRAS = (
+    "truenext.console.",
     "truenext.history.table",
     "truenext.spark.",
     "truenext.stage.interceptors.tracing",
@@ -53,6 +54,12 @@ def test_command_without_psycopg_says_in_one_line_what_to_install(python: str, t
     assert line.startswith("truenext: ") and "pip install 'truenext[postgresql-store]'" in line
     assert (done.returncode, done.stdout) == (2, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_console_without_its_extra_says_in_one_line_what_to_install(python: str) -> None:
+    done = run(python, "from truenext.cli.main import main; main()", "console")
+    assert done.stderr == "truenext: this command needs uvicorn: pip install 'truenext[console]'\n"
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 @pytest.mark.parametrize(("command", "status"), [("history export", 1), ("audit", 2), ("record --out", 2)])

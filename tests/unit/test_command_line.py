@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -763,3 +764,24 @@ def test_error_that_ends_with_a_parenthesis_is_separated_from_the_command_that_h
 def test_name_that_is_a_uri_of_activemq_is_refused_with_the_name_to_write(words: list[str], text: str) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2 and text in result.output
+
+
+def test_folder_that_may_not_be_read_is_left_to_the_command_that_says_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    data = next(param for path, command, param in ALL if path == ("serve",) and param.name == "data").type
+    assert isinstance(data, PathParam)
+    assert data.convert(str(tmp_path), None, None) == tmp_path
+    monkeypatch.setattr(os, "lstat", denied)
+    assert data.convert(str(tmp_path), None, None) == tmp_path
+    with pytest.raises(click.BadParameter, match="Permission denied"):
+        PathParam().convert(str(tmp_path), None, None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("0.1", 0.1), ("90s", 90.0), ("5m", 300.0), ("100ms", 0.1)])
+def test_seconds_may_have_a_unit(text: str, seconds: float) -> None:
+    assert SecondsParam().convert(text, None, None) == seconds

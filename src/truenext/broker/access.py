@@ -383,6 +383,14 @@ def _may_see_name(user: User, name: str) -> bool:
     return any(user.may(right, named) for right in Right)
 
 
+def is_poll(request: ControlRequest) -> bool:
+    """Return whether a control request that was executed only asks how far a backup or drain is: commands do so several
+    times a second."""
+    if request.verb == backup_request.VERB:
+        return backup_request.is_poll(request.body)
+    return request.verb == drain.VERB and not request.body
+
+
 def target_of(request: ControlRequest) -> dict[str, str]:
     """Return what the body of a control request that was executed names: the queue, or the connection; the queue "" if
     it names none."""

@@ -43,6 +43,11 @@ def run_backup_request(backups: Backups, body: bytes) -> bytes:
         raise RemoteProtocolError(str(error), Code.CONTROL_REQUEST) from error
 
 
+def is_poll(body: bytes) -> bool:
+    """Return whether a valid body only asks how far the backup is."""
+    return bool(body) and decode_client_json(VERB, body, BackupRequest).action is BackupAction.SHOW
+
+
 def _run(backups: Backups, request: BackupRequest) -> BackupReport:
     match request.action:
         case BackupAction.START:

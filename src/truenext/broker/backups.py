@@ -154,7 +154,10 @@ class _Backup:
         try:
             self._run()
             report.state = "done"
-            logger.info("backup made", extra={"folder": report.folder, "batch": report.batch, "bytes": report.copied})
+            # Like a stopped or failed one, so that the log has the end of each backup.
+            logger.warning(
+                "backup made", extra={"folder": report.folder, "batch": report.batch, "bytes": report.copied}
+            )
         except BackupStopped:
             report.state = "stopped"
             logger.warning("backup stopped", extra={"folder": report.folder})

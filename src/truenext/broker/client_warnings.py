@@ -16,6 +16,12 @@ logged only at level debug."""
 UNSUPPORTED_MAX = 1000
 """Number of refusals of unsupported features that are remembered and logged as warnings."""
 
+DRAINING_SECONDS = 60.0
+"""Seconds after the warning about a client that is refused during a drain in which it is not logged again."""
+
+DRAINING_MAX = 1000
+"""Number of addresses whose warnings about a drain are remembered. Of others nothing is logged."""
+
 _UNSUPPORTED = "frame refused: the broker does not support it"
 _FOREIGN_HEADER = "a header of another broker has no effect here"
 _UNKNOWN_HEADER = "an unknown header that begins with truenext- has no effect"
@@ -30,6 +36,8 @@ class ClientWarnings:
         self._other_protocols: dict[str, float] = {}
         """Time from which on the next such client is logged as a warning again, by the reason of its refusal. The
         reason names the protocols of client and port."""
+        self._drained: dict[str, float] = {}
+        """Time of the last warning about each address that was refused during a drain, the oldest first."""
         self._ineffective_headers: set[tuple[str, str]] = set()
         """User and header of each warning that was logged; the user is "" if the broker has no users."""
         self._unsupported: set[tuple[str, str]] = set()
@@ -45,6 +53,16 @@ class ClientWarnings:
             return
         self._other_protocols[reason] = now + OTHER_PROTOCOL_SECONDS
         logger.warning(_OTHER_PROTOCOL, extra=fields)
+
+    def warn_of_drain(self, client: str, reason: str) -> None:
+        """Log a client that is refused during a drain. Clients try again until it ends, so each address has one warning
+        a minute."""
+        now, address = self._time(), client.rpartition(":")[0]
+        while self._drained and now - next(iter(self._drained.values())) >= DRAINING_SECONDS:
+            del self._drained[next(iter(self._drained))]
+        if address not in self._drained and len(self._drained) < DRAINING_MAX:
+            self._drained[address] = now
+            logger.warning("client refused", extra={"client": client, "reason": reason})
 
     def warn_of_ineffective_header(self, client: str, user: str, frame: str, header: str, instead: str) -> None:
         """Log that a header has no effect, once for each header and user. All unknown headers that begin with

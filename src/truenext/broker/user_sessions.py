@@ -264,8 +264,8 @@ class UserSessions:
 
     def note_control_request(self, session: ConnectionState, request: ControlRequest) -> None:
         """Log and remember a control request that was executed."""
-        if request.verb not in (connection_request.VERB, producer_request.VERB):
-            # The other two are requests of client libraries, made without their programs, about their own connections.
+        if not (request.verb in (connection_request.VERB, producer_request.VERB) or access.is_poll(request)):
+            # The first two are requests of client libraries, made without their programs, about their own connections.
             user, target = self.name_of(session), access.target_of(request)
             self._log_event(logging.INFO, "control request", session, user, verb=request.verb, **target)
 

@@ -16,11 +16,13 @@ from truenext.cli.connection import BrokerOptions, broker_options, connected, se
 from truenext.cli.exit_status import INTERRUPTED, NoAnswerFailure
 from truenext.cli.progress_bar import progress_bar
 from truenext.cli.values import PathParam, SizeParam
+from truenext.errors import ConnectionLost
 from truenext.history.check import last_batch_chunk
 from truenext.model.limits import BACKUP_RATE, BACKUP_RATE_MIN
 from truenext.model.numerals import format_size
 from truenext.store.restore import Restored
 from truenext.store.restore import restore as restore_backup
+from truenext.store.store_errors import user_name
 
 POLL_S = 0.25
 
@@ -44,8 +46,8 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
 
     Ctrl-C stops the backup. If the command is killed, the backup goes on.
 
-    Exits 0 if the backup is complete, or with --stop was stopped; 1 if it was refused, has failed or was stopped; 2 if
-    the broker could not be asked.
+    Exits 0 if the backup is complete, or with --stop was stopped; 1 if it was refused, has failed or was stopped, or
+    the broker has ended meanwhile; 2 if the broker could not be asked.
     """
     with connected(broker) as connection:
         if stop:
@@ -71,13 +73,25 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
 
 
 def _wait(connection: Connection, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Return the report of a backup that has ended."""
+    """Return the report of a backup that has ended. Raises: click.ClickException if the connection is lost before"""
+    folder = ""
     while True:
-        report: dict[str, Any] = send_control_request(connection, "backup", {"action": "show"})
+        try:
+            report: dict[str, Any] = send_control_request(connection, "backup", {"action": "show"})
+        except (ConnectionLost, TimeoutError) as error:
+            raise _lost_error(error, folder) from error
+        folder = report["folder"]
         if report["state"] != "running":
             return report
         on_report(report)
         time.sleep(POLL_S)
+
+
+def _lost_error(error: Exception, folder: str) -> click.ClickException:
+    left = f"delete {folder}" if folder else "the next backup names what it has left"
+    return click.ClickException(
+        f"no backup was made yet: {error}; if the broker still runs, its backup goes on, and if it was killed, {left}"
+    )
 
 
 def _print_result(report: dict[str, Any]) -> None:
@@ -112,7 +126,21 @@ def restore(backup: Path, new: Path) -> None:
             restored = restore_backup(backup, new, on_progress, last_batch_chunk)
     except OSError as error:
         raise NoAnswerFailure(error) from error
+    _print_notes(restored, backup, new)
     _print_restored(restored, backup, new)
+
+
+def _print_notes(restored: Restored, backup: Path, new: Path) -> None:
+    if restored.foreign:
+        names = ", ".join(map(terminal.escape_line, restored.foreign))
+        terminal.echo(f"note: not restored, as the backup was made without it: {names}", err=True)
+    owner, other = (user_name(path.stat().st_uid) for path in (new, backup))
+    if owner != other:
+        terminal.echo(
+            f"note: {new} belongs to {owner}, and the backup to {other}: if the broker runs as {other}, "
+            f"`chown -R {other} {quote(str(new))}`",
+            err=True,
+        )
 
 
 def _print_restored(restored: Restored, backup: Path, new: Path) -> None:

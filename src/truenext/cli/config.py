@@ -12,7 +12,7 @@ from truenext.cli import sizing, terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.files import fault_of_files
-from truenext.cli.serve import fault_of_memory_limit
+from truenext.cli.serve import fault_of_backups, fault_of_memory_limit
 from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.model.policy import Policy
@@ -109,23 +109,9 @@ def _print_notes(configuration: Configuration) -> None:
     for fault in faults:
         if fault is not None:
             terminal.echo(f"note: `truenext serve` refuses this file on this machine: {fault}.")
-    fault = _fault_of_backups(settings)
+    fault = fault_of_backups(settings, check_place_of_backups)
     if fault is not None:
         terminal.echo(f"note: no backup can be made: {fault}.")
-
-
-def _fault_of_backups(settings: BrokerSettings) -> str | None:
-    if settings.backup_dir is None:
-        return None
-    if settings.store is not None:
-        return "backup_dir has no effect with messages in PostgreSQL, which is backed up as docs/postgresql.md says"
-    try:
-        check_place_of_backups(settings.backup_dir, settings.data or Path(DEFAULT_DATA))
-    except ConfigurationError as error:
-        return str(error)
-    except OSError as error:
-        return f"backup_dir {settings.backup_dir} cannot be examined: {error.strerror}"
-    return None
 
 
 def _print_sizes(settings: BrokerSettings) -> None:

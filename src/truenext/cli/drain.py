@@ -12,7 +12,7 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, address_options, connected, send_control_request
 from truenext.cli.terminal import count_noun
 from truenext.cli.totals import REPORT_INTERVAL_S
-from truenext.cli.values import DelayParam
+from truenext.cli.values import SecondsParam
 from truenext.errors import TruenextError
 
 POLL_FIRST_S, POLL_MAX_S = 0.05, 1.0
@@ -23,10 +23,10 @@ POLL_FIRST_S, POLL_MAX_S = 0.05, 1.0
 @click.option(
     "--timeout",
     "timeout_s",
-    type=DelayParam(),
+    type=SecondsParam(),
     default="5m",
     show_default=True,
-    help="Time to wait until nothing is left, such as 90s, 5m or 1h.",
+    help="Time to wait until nothing is left, in seconds, or with a unit: 90, 90s, 5m or 1h.",
 )
 @click.option("--undo", is_flag=True, help="End the drain: producers and new clients go on.")
 @address_options
@@ -91,7 +91,10 @@ def left_text(report: dict[str, Any]) -> str:
     queues, without = report["queues"], report["no_consumer"]
     if not queues:
         return f"{text}, but messages move"
-    text += f", in {'; '.join(map(_queue_text, queues))}{_others_text(report['queues_total'] - len(queues))}"
+    if report["queues_total"] == 1:
+        text += f", in {_queue_name(queues[0])} ({count_noun(queues[0]['consumers'], 'consumer')})"
+    else:
+        text += f", in {'; '.join(map(_queue_text, queues))}{_others_text(report['queues_total'] - len(queues))}"
     if without:
         names = ", ".join(terminal.escape_line(each["queue"]) for each in without)
         text += f"; no consumer is left for {names}{_others_text(report['no_consumer_total'] - len(without))}"
@@ -103,9 +106,13 @@ def _others_text(count: int) -> str:
 
 
 def _queue_text(queue: dict[str, Any]) -> str:
-    owner = f" of {queue['client']}" if queue["client"] else ""
     counts = f"{queue['waiting']:,} waiting, {queue['held']:,} held, {count_noun(queue['consumers'], 'consumer')}"
-    return f"{terminal.escape_line(queue['queue'])}{owner} ({counts})"
+    return f"{_queue_name(queue)} ({counts})"
+
+
+def _queue_name(queue: dict[str, Any]) -> str:
+    owner = f" of {queue['client']}" if queue["client"] else ""
+    return f"{terminal.escape_line(queue['queue'])}{owner}"
 
 
 _EXCEPTED = {

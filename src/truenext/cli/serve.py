@@ -20,7 +20,7 @@ from truenext.broker.config import Configuration
 from truenext.broker.health import BrokerState
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
-from truenext.broker.settings import BrokerSettings, Durability
+from truenext.broker.settings import DEFAULT_DATA, BrokerSettings, Durability
 from truenext.cli import early_signals, logs, machine
 from truenext.cli.broker_health import BrokerProcess
 from truenext.cli.files import raise_file_limit
@@ -37,6 +37,7 @@ from truenext.model.numerals import format_size
 from truenext.model.url import Address, host_and_port, parse_host_and_port, parse_listener_url
 from truenext.server.listener import Listener, ListenerTls
 from truenext.server.session_factories import make_session_factories
+from truenext.store.backup import check_backup_folder
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.folder import check_is_local, is_writable_by_others
 from truenext.store.log import Log, MemberSettings
@@ -379,10 +380,29 @@ def fault_of_memory_limit(limit: int) -> str | None:
     )
 
 
+def fault_of_backups(settings: BrokerSettings, check: Callable[[Path, Path], None]) -> str | None:
+    """Return why no backup can be made in backup_dir; None if one can, or if there is none. `check` gets backup_dir and
+    the data folder, and raises ConfigurationError or OSError for the first that cannot be used."""
+    if settings.backup_dir is None:
+        return None
+    if settings.store is not None:
+        return "backup_dir has no effect with messages in PostgreSQL, which is backed up as docs/postgresql.md says"
+    try:
+        check(settings.backup_dir, settings.data or Path(DEFAULT_DATA))
+    except ConfigurationError as error:
+        return str(error)
+    except OSError as error:
+        return f"backup_dir {settings.backup_dir} cannot be examined: {error.strerror}"
+    return None
+
+
 def _log_warnings(configuration: Configuration) -> None:
     for warning in () if configuration.users is None else configuration.users.warnings:
         logger.warning("users file can be read by other users of this machine", extra={"reason": warning})
     settings = configuration.broker
+    fault = fault_of_backups(settings, check_backup_folder)
+    if fault is not None:
+        logger.warning("no backup can be made", extra={"reason": fault})
     if settings.store is not None and settings.durability is Durability.LOCAL:
         logger.warning(
             "messages are confirmed by one database alone: if its disk is lost, confirmed messages are lost",

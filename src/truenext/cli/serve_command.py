@@ -79,7 +79,7 @@ class ServeCommand(click.Command):
 @click.command(cls=ServeCommand)
 @click.option(
     "--data",
-    type=PathParam(file_okay=False),
+    type=PathParam(file_okay=False, readable=False),
     show_default=f"./{DEFAULT_DATA}",
     help="Folder in which messages are stored.",
 )

@@ -191,13 +191,15 @@ class UrlOption(VariableOption):
 
 
 class SecondsParam(click.ParamType[float]):
+    """Number of seconds, with a unit such as 5m or without."""
+
     name = "seconds"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = float(value)
         except ValueError:
-            seconds = -1.0
+            seconds = parse_delay(str(value)) or -1.0
         if not SECONDS_MIN <= seconds <= SECONDS_MAX:
             self.fail(f"{_shortened_repr(value)} is not {SECONDS_MIN} to {SECONDS_MAX:,.0f} seconds", param, ctx)
         return seconds
@@ -269,10 +271,17 @@ class PathParam(click.Path):
     rejected."""
 
     def __init__(
-        self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True, may_be_dash: bool = False
+        self,
+        *,
+        exists: bool = False,
+        file_okay: bool = True,
+        dir_okay: bool = True,
+        may_be_dash: bool = False,
+        readable: bool = True,
     ) -> None:
-        """Make the type. With `may_be_dash` the path - means standard input."""
-        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
+        """Make the type. With `may_be_dash` the path - means standard input. Without `readable` the command itself
+        says what to do about a path for which its user lacks a permission."""
+        super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, readable=readable, path_type=Path)
         self._may_be_dash = may_be_dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -285,6 +294,8 @@ class PathParam(click.Path):
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
+            if isinstance(error, PermissionError) and not self.readable:
+                return Path(value)
             # A file in place of a folder on the way, a name too long, or a NUL in it.
             reason = error.strerror if isinstance(error, OSError) else error
             self.fail(f"{_shortened_repr(os.fspath(value))}: {reason}", param, ctx)

@@ -65,6 +65,8 @@ class Renderer:
             lstrip_blocks=True,
             enable_async=False,
         )
+        # The lines of a chart have the colours of the legend's entries, in their order.
+        self.environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
         self.environment.globals |= {"static": self.static.address, "address": links.address}
         self.environment.globals |= {name: getattr(links, name) for name in dir(links) if name.endswith("_link")}
         self.environment.filters |= {

@@ -116,7 +116,9 @@ class Ending:
         """
         if self.life.state is not OPEN:
             return
-        if not self._broker.users.has_logged_refusal(self._session, code):
+        if code is Code.DRAINING:
+            self._broker.warnings.warn_of_drain(self._client, reason)
+        elif not self._broker.users.has_logged_refusal(self._session, code):
             self._log_refused(reason)
         self._end_session(is_exempt=is_exempt)
         if self._socket.tls is not None and not self._socket.tls.is_ready:

@@ -74,6 +74,11 @@ def check_backup_folder(backups: Path, data: Path) -> None:
         raise ConfigurationError(
             f"other users of this machine can write to backup_dir {backups}: run `chmod go-w` on it"
         )
+    if os.statvfs(backups).f_flag & os.ST_RDONLY:
+        raise ConfigurationError(
+            f"backup_dir {backups} is read-only for the broker: let it write there, in a unit of systemd by "
+            f"`ReadWritePaths={backups.absolute()}`, in a container by a volume, else by mounting the disk for writing"
+        )
     if not os.access(backups, os.W_OK | os.X_OK):
         raise ConfigurationError(f"backup_dir {backups} is not writable for the broker's user: give it the right")
 

@@ -46,6 +46,8 @@ class Restored:
     manifest: Manifest
     identity: str
     """New identity of the folder."""
+    foreign: list[str]
+    """The first few files in the backup that are not in its manifest, and were left out."""
 
 
 def restore(
@@ -82,12 +84,20 @@ def restore(
             if (data / name).exists():
                 (data / name).rename(new / name)
     folder.sync_folder(new)
-    return Restored(manifest, identity)
+    return Restored(manifest, identity, _foreign_files(backup, manifest))
+
+
+def _foreign_files(backup: Path, manifest: Manifest) -> list[str]:
+    own = {folder.MANIFEST, *(file.name for file in manifest.files)}
+    files = (str(path.relative_to(backup)) for path in backup.rglob("*") if not path.is_dir())
+    return sorted(name for name in files if name not in own)[: folder.FOREIGN_FILES_SHOWN]
 
 
 def _check_target(backup: Path, new: Path) -> None:
     if new.resolve().is_relative_to(backup.resolve()):
         raise ConfigurationError(f"{new} is inside the backup: name a new folder elsewhere")
+    if not new.absolute().parent.is_dir():
+        raise ConfigurationError(f"{new.parent} is not there: make this folder, or name a new one in another")
     if new.exists() and not new.is_dir():
         raise ConfigurationError(f"{new} is not a folder: name a new one")
     if new.is_dir() and {each.name for each in new.iterdir()} - folder.IGNORED_FILES:

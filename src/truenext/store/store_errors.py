@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 import lmdb
 
@@ -67,7 +68,7 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
     if is_denied(error):
         filename = getattr(error, "filename", None)
         return StoreError(
-            f"cannot {action}: {error}; {_permission_advice(data if filename is None else Path(filename))}"
+            f"cannot {action}: {error}; {_permission_advice(data if filename is None else Path(filename), data)}"
         )
     if isinstance(error, lmdb.Error | OSError):
         return StoreError(f"cannot {action}: {error}; check the disk, then start the broker again")
@@ -90,17 +91,22 @@ def translated_errors(action: str, data: Path) -> Iterator[None]:
         raise store_error(action, error, data) from error
 
 
-def _permission_advice(path: Path) -> str:
-    """Return a text that says which permission on `path`, or on its folder, is missing, and who owns that."""
+def _permission_advice(path: Path, data: Path) -> str:
+    """Return a text that says which permission on `path`, or on its folder, is missing, and who owns that. For a path
+    in the folder `data` it says what to do."""
     # Creating a file needs the permission on its folder. Path.exists raises where that folder may not be read.
     existing = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
-    text = f"the user {_user_name(os.geteuid())} needs the right to read and write {existing}"
+    user = user_name(os.geteuid())
+    text = f"the user {user} needs the right to read and write {existing}"
     with suppress(OSError):
-        text += f", which belongs to {_user_name(existing.stat().st_uid)}"
+        text += f", which belongs to {user_name(existing.stat().st_uid)}"
+    # Another folder may be that of other programs.
+    if existing.absolute().is_relative_to(data.absolute()):
+        text += f": start the command as the owner, or give {user} the folder (`chown -R {user} {quote(str(data))}`)"
     return text
 
 
-def _user_name(number: int) -> str:
+def user_name(number: int) -> str:
     """Return the name of a user; the number if the machine has no such user, as usual in a container."""
     try:
         return pwd.getpwuid(number).pw_name

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from truenext.console.answers import QueueReport
 from truenext.console.charts import Charts
 from truenext.console.gathering import Gathered
 from truenext.console.pages.attention import ATTENTION_MAX, find_attention
@@ -37,7 +38,7 @@ async def overview(visit: Visit) -> Overview:
         gathered.status,
         queues.values(),
         dead,
-        {each.name: growth for each in dead if (growth := _growth(charts, scope, each.name, each.waiting, now)) > 0},
+        {each.name: growth for each in dead if (growth := _growth(charts, scope, each, now)) > 0},
         processes,
         given_up,
     )
@@ -63,9 +64,13 @@ def _unasked(processes: Sequence[SeenProcess], error: str) -> Attention:
     return Attention(level="warn", what=what, why=f"{error}{last}", link="/stages", action="Show")
 
 
-def _growth(charts: Charts, scope: str, queue: str, waiting: int, now: float) -> float:
-    before = charts.ago((scope, queue, "waiting"), GROWTH_S, now)
-    return 0 if before is None else waiting - before
+def _growth(charts: Charts, scope: str, queue: QueueReport, now: float) -> float:
+    """Return how many more dead letters wait in the queue than GROWTH_S ago. If the charts do not know how many there
+    were, all have come since then if the oldest has, and otherwise none is known to have."""
+    before = charts.ago((scope, queue.name, "waiting"), GROWTH_S, now)
+    if before is None:
+        before = 0 if queue.oldest_s is not None and queue.oldest_s < GROWTH_S else queue.waiting
+    return queue.waiting - before
 
 
 def _figures(gathered: Gathered, visit: Visit) -> list[Figure]:

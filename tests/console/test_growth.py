@@ -1,0 +1,25 @@
+"""Tests of the growth of dead-letter queues, which the overview calls bad."""
+
+import pytest
+
+from truenext.console.answers import QueueReport
+from truenext.console.charts import Charts
+from truenext.console.views.overview import GROWTH_S, _growth
+
+NOW = 1_800_000_000.0
+
+
+def dead(waiting: int, oldest_s: float | None) -> QueueReport:
+    return QueueReport(name="DLQ.orders", waiting=waiting, oldest_s=oldest_s)
+
+
+@pytest.mark.parametrize(("oldest_s", "growth"), [(5.0, 500), (GROWTH_S + 5, 0), (None, 0)])
+def test_growth_of_a_queue_without_a_chart_is_known_from_its_oldest_message(oldest_s: float, growth: int) -> None:
+    """Fixed: the first burst of dead letters in a queue, and all in a console's first ten minutes, was no growth."""
+    assert _growth(Charts(), "", dead(500, oldest_s), NOW) == growth
+
+
+def test_growth_of_a_queue_with_a_chart_is_what_has_come_since() -> None:
+    charts = Charts()
+    charts.set(("", "DLQ.orders", "waiting"), 480, NOW - GROWTH_S)
+    assert _growth(charts, "", dead(500, 9000.0), NOW) == 20
