@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import truenext
-from tests.console.conftest import PASSWORD
 from tests.console.here import console_here
 from tests.integration.broker_process import BrokerProcess
 from truenext.client.core.credentials import NO_CREDENTIALS
@@ -172,15 +171,16 @@ def test_logins_end_at_once_beside_a_broker_that_does_not_answer(
 
 
 def test_page_of_an_error_knows_the_user_and_has_no_links_to_what_it_may_not_see(
-    users_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+    own_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with console_here(users_broker.url) as here:
-            browser = await here.logged_in("clerk", PASSWORD)
+        async with console_here(own_broker.url) as here:
+            browser = await here.opened()
             (login,) = here.console.logins.all()
-            login.link._rights = None
+            await browser.page("/queues")
+            login.link.user, login.link._rights = "clerk", None
             monkeypatch.setattr("truenext.console.link.ANSWER_S", 0.2)
-            with users_broker.asleep():
+            with own_broker.asleep():
                 answer = await browser.get("/queues")
             assert answer.status == 504 and "Log out" in answer.text and "clerk" in answer.text
             assert 'href="/connections"' not in answer.text
