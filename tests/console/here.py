@@ -20,11 +20,11 @@ from truenext.console.app import Console, make_app
 from truenext.console.doors import Address, make_token
 from truenext.console.link import Broker
 from truenext.console.rendering import Renderer
-from truenext.console.serving import ask_whether_users
+from truenext.console.serving import Listen, ask_whether_users, public_address
 from truenext.console.shared import Shared
 
 HOST = "127.0.0.1:8161"
-HERE = Address(frozenset({HOST, "localhost:8161"}), has_tls=False, is_loopback=True)
+HERE = public_address(Listen("http", "127.0.0.1", 8161), [])
 JSON = {"accept": "application/json"}
 _TOKEN = re.compile(r'name="token"\s+value="([0-9a-f]*)"')
 
@@ -57,12 +57,20 @@ class Browser:
     """Browser with its cookies. It sends what a browser sends with a page's own forms, unless a test says otherwise."""
 
     def __init__(
-        self, console: Console, app: ASGIApp, *, scheme: str = "http", host: str = HOST, peer: str = "127.0.0.1"
+        self,
+        console: Console,
+        app: ASGIApp,
+        *,
+        scheme: str = "http",
+        host: str = HOST,
+        passed_host: str = "",
+        peer: str = "127.0.0.1",
     ) -> None:
+        """`passed_host` is the Host that a proxy passes on."""
         self._console = console
         self._app = app
         self._origin = f"{scheme}://{host}"
-        self._host = host
+        self._host = passed_host or host
         self._peer = peer
         self.cookies: dict[str, str] = {}
 
@@ -184,7 +192,7 @@ async def console_here(url: str, *, events: Sequence[Path] = (), public: Address
     broker = Broker((url,), NO_CREDENTIALS)
     shared = Shared(broker, events, {"broker": url})
     console = Console(shared, public, has_users=await ask_whether_users(broker), renderer=Renderer())
-    shared.flows.start()
+    console.start()
     try:
         yield ConsoleHere(console, make_app(console))
     finally:

@@ -23,6 +23,7 @@ from truenext.console.pages.overview import Attention, Chart, Figure
 from truenext.console.pages.queues import Act
 from truenext.console.rendering import Renderer
 from truenext.console.rights import Rights
+from truenext.console.serving import Listen, public_address
 from truenext.console.shared import Shared
 from truenext.console.visit import Visit
 
@@ -540,7 +541,7 @@ SAMPLE_PAGES = [page._replace(load=_loader(page.template)) for page in PAGES]
 
 
 async def _serve() -> None:
-    console = sample_console(Address(frozenset({"127.0.0.1:8162", "localhost:8162"}), has_tls=False, is_loopback=True))
+    console = sample_console(public_address(Listen("http", "127.0.0.1", 8162), []))
     print(f"http://127.0.0.1:8162/open?key={console.key}", flush=True)
     config = uvicorn.Config(make_app(console, SAMPLE_PAGES), port=8162, log_level="warning", lifespan="off")
     await uvicorn.Server(config).serve()

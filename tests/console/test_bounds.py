@@ -52,10 +52,24 @@ def test_charts_forget_the_series_that_was_written_longest_ago() -> None:
     # C35.11
     charts = Charts(bytes_max=100_000)
     for number in range(100):
-        charts.set(("all", f"queue {number}", "waiting"), number, 0.0)
+        charts.set(("all", f"queue {number}", "waiting"), number, number * 60.0)
         assert charts.bytes <= 100_000
-    at, series = charts.read([("all", f"queue {number}", "waiting") for number in (0, 99)], 0.0)
+    at, series = charts.read([("all", f"queue {number}", "waiting") for number in (0, 99)], 99 * 60.0)
     assert len(at) == POINTS and series[0][-1] is None and series[1][-1] == 99
+
+
+def test_charts_of_many_users_keep_series_that_are_written_and_figures_of_all_queues() -> None:
+    # C35.11
+    charts, kept = Charts(bytes_max=100_000), set[tuple[str, int]]()
+    for step in range(3):
+        for scope in (" anna", " otto", " rita"):
+            for number in range(30):
+                if charts.count((scope, f"queue {number}", "accepted"), 10 * step, 5.0 * step) is not None:
+                    kept.add((scope, number))
+            rate = charts.count((scope, "", "accepted"), 10 * step, 5.0 * step)
+            assert rate == (2 if step else None)
+        assert charts.bytes <= 100_000
+    assert len(kept) > 20
 
 
 def test_chart_has_gaps_where_nothing_was_noted_and_forgets_what_is_older_than_an_hour() -> None:
@@ -69,7 +83,7 @@ def test_chart_has_gaps_where_nothing_was_noted_and_forgets_what_is_older_than_a
 
 
 def test_rate_is_unknown_after_a_restart_of_the_broker_or_a_gap() -> None:
-    charts, name = Charts(), ("a",)
+    charts, name = Charts(), ("a", "b", "c")
     assert charts.count(name, 100, 0.0) is None
     assert charts.count(name, 150, 5.0) == 10
     assert charts.count(name, 20, 10.0) is None

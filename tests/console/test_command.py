@@ -106,7 +106,7 @@ def test_console_serves_tls(users_broker: BrokerProcess, tmp_path: Path) -> None
         context = ssl.create_default_context()
         authority.configure_trust(context)
         answer = get(address.replace("127.0.0.1", "localhost"), "/login", context=context)
-        assert answer.status == 200 and answer.cookie.startswith("__Host-truenext=")
+        assert answer.status == 200 and answer.cookie.startswith("__Host-truenext-")
 
 
 def test_clients_notice_nothing_of_a_console_that_hangs_or_is_killed(own_broker: BrokerProcess, tmp_path: Path) -> None:
@@ -186,3 +186,14 @@ def test_default_ports_are_those_of_http() -> None:
     assert parse_listen("https://[::1]") == Listen("https", "::1", 443)
     with pytest.raises(ConfigurationError):
         parse_listen("http://")
+
+
+def test_host_may_be_an_origin_and_its_default_port_is_left_out() -> None:
+    # C35.4
+    for host in ("https://Console.example", "https://console.example:443/", "console.example:443"):
+        address = public_address(Listen("http", "127.0.0.1", 8161), [host])
+        assert address.hosts >= {"console.example", "console.example:443"} and address.has_tls
+        assert "https://console.example" in address.origins and "http://127.0.0.1:8161" in address.origins
+    for host in ("https://a/path", "ftp://a", "", "a:x"):
+        with pytest.raises(ConfigurationError, match="--host"):
+            public_address(Listen("http", "127.0.0.1", 8161), [host])

@@ -15,6 +15,7 @@ from tests.drawing import each_one_of
 from tests.integration.broker_process import BrokerProcess
 from truenext.console.app import ACTIONS, PAGES
 from truenext.console.doors import Address, host_refusal, is_token, make_token, post_refusal
+from truenext.console.serving import Listen, public_address
 
 POSTS = sorted({*ACTIONS, "/login", "/logout"})
 
@@ -131,13 +132,32 @@ def test_get_changes_nothing(open_broker: BrokerProcess) -> None:
 
 
 def test_missing_sec_fetch_site_is_let_in_only_where_browsers_send_none() -> None:
-    hosts = frozenset({"console.example"})
-    headers = {"origin": "http://console.example", "host": "console.example"}
-    assert post_refusal(Address(hosts, has_tls=False, is_loopback=False), headers) is None
-    assert post_refusal(Address(hosts, has_tls=False, is_loopback=True), headers) is not None
-    secure = headers | {"origin": "https://console.example"}
-    assert post_refusal(Address(hosts, has_tls=True, is_loopback=False), secure) is not None
-    assert post_refusal(Address(hosts, has_tls=False, is_loopback=False), headers | {"sec-fetch-site": "cross-site"})
+    far, headers = Listen("http", "console.example", 80), {"origin": "http://console.example"}
+    assert post_refusal(public_address(far, []), headers) is None
+    assert post_refusal(public_address(far, [])._replace(is_loopback=True), headers) is not None
+    secure = {"origin": "https://console.example"}
+    assert post_refusal(public_address(Listen("https", "console.example", 443), []), secure) is not None
+    assert post_refusal(public_address(far, []), headers | {"sec-fetch-site": "cross-site"})
+
+
+# ---- A proxy with TLS ----
+
+PROXY = public_address(Listen("http", "127.0.0.1", 8161), ["https://console.example"])
+
+
+def test_console_behind_a_proxy_with_tls_is_used(users_broker: BrokerProcess) -> None:
+    # C35.4
+    async def test(console: ConsoleHere) -> None:
+        # The proxy passes Host on, or has its own; Origin stays.
+        for host in ("console.example", "console.example:443", HOST):
+            browser = console.browser(scheme="https", host="console.example", passed_host=host)
+            assert (await browser.log_in("rita", PASSWORD)).status == 303
+            assert (await browser.get("/queues")).status == 200
+            assert list(browser.cookies) == ["__Host-truenext-8161"]
+            for origin in ("http://console.example", "https://evil.example"):
+                assert (await browser.post("/logout", {"token": browser.token}, {"origin": origin})).status == 403
+
+    run(users_broker, test, PROXY)
 
 
 def test_token_belongs_to_one_cookie_and_one_console() -> None:
@@ -201,7 +221,7 @@ def test_without_the_printed_address_nothing_is_shown(open_broker: BrokerProcess
         assert (await browser.get("/open?key=wrong")).status == 403
         assert (await browser.get("/open")).status == 403
         for cookie in ("", "x", console.console.key):
-            browser.cookies = {"truenext": cookie}
+            browser.cookies = {HERE.cookie_name: cookie}
             assert (await browser.get("/queues")).status == 303
 
     run(open_broker, test)
@@ -211,10 +231,10 @@ def test_without_the_printed_address_nothing_is_shown(open_broker: BrokerProcess
 def test_cookie_is_for_this_site_and_no_script(open_broker: BrokerProcess, has_tls: bool) -> None:
     # C35.6
     async def test(console: ConsoleHere) -> None:
-        browser = console.browser(scheme="https" if has_tls else "http")
+        browser = console.browser()
         answer = await browser.get(f"/open?key={console.console.key}")
         cookie = answer.header("set-cookie")
-        assert cookie.startswith("__Host-truenext=" if has_tls else "truenext=")
+        assert cookie.startswith("__Host-truenext-8161=" if has_tls else "truenext-8161=")
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Path=/" in cookie
         assert ("Secure" in cookie) is has_tls and "Domain" not in cookie
         assert (await browser.get("/queues")).status == 200

@@ -8,11 +8,14 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import truenext
 from tests.console.conftest import PASSWORD, users_file
 from tests.console.here import JSON, Browser, ConsoleHere, console_here
+from tests.drawing import each_one_of
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
@@ -152,6 +155,43 @@ async def stream(browser: Browser, path: str) -> AsyncIterator[str]:
             )
         elif body := message.get("body"):
             yield body.decode()
+
+
+@pytest.mark.parametrize("has_users", each_one_of([False, True], ["no-users", "users"]))
+def test_console_is_used_during_a_drain(tmp_path: Path, has_users: bool) -> None:
+    # C35.12
+    broker = BrokerProcess(tmp_path, ["--users", str(users_file(tmp_path))] if has_users else [])
+    broker.start()
+    login: dict[str, Any] = {"user": "admin", "password": PASSWORD} if has_users else {}
+
+    async def drain(is_on: bool) -> None:
+        async with truenext.connect(broker.url, **login) as operator:
+            await operator.control_request("drain", {"draining": is_on})
+
+    async def test(console: ConsoleHere) -> None:
+        await drain(True)
+        browser = await (console.logged_in("admin", PASSWORD) if has_users else console.opened())
+        async with asyncio.timeout(10):
+            for path in ("/", "/stages", "/queues", "/scheduled"):
+                answer = await browser.get(path, JSON)
+                assert answer.status == 200, (path, answer.text)
+            found = (await browser.page("/"))["attention"]
+            assert any("being drained" in each["why"] for each in found if "Processes" in each["what"])
+            async with truenext.connect(broker.url, **login) as operator:
+                await operator.control_request("pause", {"queue": "a"})
+            page = await browser.page("/queue?name=a")
+            assert "being drained" in page["messages"]["note"] and page["row"]["paused"]
+            answer = await browser.get("/message?queue=a&priority=4&sequence=1", JSON)
+            assert answer.status == 503 and "being drained" in answer.json()["error"]
+        await drain(False)
+        if has_users:
+            browser = await console.logged_in("admin", PASSWORD)
+        assert (await browser.page("/queue?name=a"))["messages"]["note"] == ""
+
+    try:
+        run(broker, test)
+    finally:
+        broker.clean_up()
 
 
 def test_slow_broker_is_answered_with_a_sentence(own_broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:

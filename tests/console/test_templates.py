@@ -94,7 +94,7 @@ def render(template: str, page: Any, word: str) -> list[str]:
         "is_logged_in": True,
         "token": "t",
         "may": None,
-        "nav": [("/", "Overview", 3), ("/queues", "Queues", None)],
+        "nav": [("/", "Overview"), ("/queues", "Queues")],
         "broker": {"name": word, "reachable": False},
         "version": "0",
         "at": 1_790_000_000_000,

@@ -588,6 +588,22 @@ def test_program_that_does_not_wait_is_told_of_the_drain(broker: BrokerProcess) 
         assert refused.value.code == Code.DRAINING
 
 
+def test_page_is_refused_during_a_drain_and_a_forgotten_login_is_not_used_again(broker: BrokerProcess) -> None:
+    # C31.8
+    Operator(broker).begin()
+
+    async def run() -> None:
+        client = await truenext.connect(broker.url, reconnect=False)
+        assert client.health().control_only
+        client.forget_login()
+        with pytest.raises(truenext.Refused, match=r"^the broker is being drained") as refused:
+            await client.browse_page("/queue/a", count=10, timeout=PATIENCE_SECONDS)
+        assert refused.value.code == Code.DRAINING and client.health().state == "closed"
+        await client.close()
+
+    asyncio.run(run())
+
+
 def test_connection_that_began_during_a_drain_gives_no_takeover(broker: BrokerProcess) -> None:
     # C31.3
     Operator(broker).begin()

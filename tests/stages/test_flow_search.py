@@ -108,6 +108,17 @@ def test_large_flow_is_found_whole_and_earlier_ones_are_left_out(
     assert found.omitted == 1
 
 
+def test_large_flow_is_cut_if_the_caller_says_how_much_is_kept(tmp_path: Path) -> None:
+    recorder = Recorder()
+    for number in range(20):
+        record(recorder, "large", number, "nightly")
+    write_events(tmp_path, recorder.events)
+    found = find_flows([tmp_path], "nightly", 7)
+    assert [each.runs for each in found.flows] == [7]
+    assert found.problems == ["a flow of this trace has more than 7 executions, and later ones are left out"]
+    assert find_flows([tmp_path], "nightly", 20).problems == []
+
+
 def test_files_with_faults_are_told_and_the_rest_is_found(tmp_path: Path) -> None:
     recorder = Recorder()
     record(recorder, "f1", 1.0, "order 7")

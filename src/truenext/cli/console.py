@@ -58,8 +58,8 @@ DEFAULT_LISTEN = "http://127.0.0.1:8161"
     "hosts",
     type=TEXT,
     multiple=True,
-    help="Further name by which browsers call the console, such as that of a proxy; with a port if that is another "
-    "one. May be repeated.",
+    help="Further name by which browsers call the console: HOST, HOST:PORT if the port is another one, or the origin "
+    "of a proxy with TLS, https://HOST. May be repeated.",
 )
 @click.option(
     "--certificate",

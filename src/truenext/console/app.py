@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from truenext.console import doors, views
 from truenext.console.doors import Address
-from truenext.console.link import Link, LoggedOut, OlderBroker
+from truenext.console.link import Link, LoggedOut, OlderBroker, Restricted
 from truenext.console.logins import STREAMS_MAX, Attempts, Login, Logins
 from truenext.console.pages import others
 from truenext.console.pages.links import address
@@ -43,6 +43,8 @@ FORM_BYTES_MAX = 256 * 1024
 CHUNK_BYTES = 64 * 1024
 FIELDS_MAX = 5000
 """Largest number of parameters of an address, or of fields of a form."""
+TIDY_S = 60.0
+"""Seconds between two looks for logins that are over."""
 LIVE_S, LIVE_S_MAX = 2.0, 15.0
 """Shortest and longest time between two states of a page in a stream."""
 STREAM_BUSY_MAX = 0.005
@@ -112,7 +114,18 @@ class Console:
         self.logins = Logins(time.monotonic)
         self.attempts = Attempts(time.monotonic)
         self._logging_in = asyncio.Semaphore(4)
+        self._tidying: asyncio.Task[None] | None = None
         self._shared_link: Link | None = None
+
+    def start(self) -> None:
+        """Start to read flows, and to end logins that are over."""
+        self.shared.flows.start()
+        self._tidying = asyncio.create_task(self._tidy())
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            await self._log_out_all(self.logins.over())
 
     # ---- Logins ----
 
@@ -149,12 +162,19 @@ class Console:
             await login.link.close()
 
     async def _end_expired(self) -> None:
-        for login in self.logins.expired():
-            await self.log_out(login)
+        await self._log_out_all(self.logins.expired())
+
+    async def _log_out_all(self, logins: Sequence[Login]) -> None:
+        """End logins, all at once: a broker may be slow to confirm each."""
+        for result in await asyncio.gather(*map(self.log_out, logins), return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.warning("a login has not ended in order", extra={"error": repr(result)})
 
     async def close(self) -> None:
-        for login in self.logins.all():
-            await self.log_out(login)
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait({self._tidying})
+        await self._log_out_all(self.logins.all())
         if self._shared_link is not None:
             await self._shared_link.close()
         await self.shared.close()
@@ -178,7 +198,7 @@ class Console:
             "is_logged_in": rights is not None,
             "token": doors.make_token(self.secret, cookie),
             "may": rights,
-            "nav": [(each.path, each.navigation, None) for each in shown],
+            "nav": [(each.path, each.navigation) for each in shown],
             "broker": {"name": self.broker.name, "reachable": is_reachable},
             "version": VERSION,
             "at": round(time.time() * 1000),
@@ -254,7 +274,9 @@ def failure_of(error: Exception) -> tuple[int, str]:
             return 403, str(error)
         case Refused(code=Code.NOT_FOUND):
             return 404, str(error)
-        case Refused(code=Code.BUSY | Code.LIMIT | Code.NO_SPACE | Code.TOO_SLOW):
+        case Restricted():
+            return 503, str(error)
+        case Refused(code=Code.DRAINING | Code.BUSY | Code.LIMIT | Code.NO_SPACE | Code.TOO_SLOW):
             return 503, str(error)
         case Refused():
             return 400, str(error)
@@ -298,6 +320,9 @@ class Requests:
         return respond
 
     def _stream(self, request: Request, login: Login, route: PageRoute, parameters: Parameters) -> Response:
+        if not self._console.renderer.is_live(route.template):
+            # This status tells a browser not to ask for the stream again.
+            return Response(status_code=204)
         if login.streams >= STREAMS_MAX:
             return PlainTextResponse("too many pages are open: close some\n", 503)
         events = self._events(request, login, route, parameters)
@@ -357,7 +382,7 @@ class Requests:
         if _accepts(request, "application/json"):
             return Response(msgspec.json.encode(page), status, media_type="application/json")
         if rights is None and login is not None:
-            rights = Rights(None)
+            rights = Rights.of_nothing(login.link.user)
         context = self._context(request, "This does not work", page, rights, is_reachable=status not in (503, 504))
         return Response(self._console.renderer.page("error", context), status, media_type="text/html")
 

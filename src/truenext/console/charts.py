@@ -15,22 +15,25 @@ STEP_S = 5
 POINTS = 720
 """Number of values of a series: those of an hour."""
 BYTES_MAX = 8 * 1024 * 1024
-"""Largest number of bytes of all series. The series that was written longest ago goes first."""
+"""Largest number of bytes of all series. The series that was written longest ago goes first. Series of queues do not
+push out one that is still written: otherwise each of many would go before its second value."""
 _EMPTY = array("f", [math.nan]) * POINTS
 _SERIES_BYTES = POINTS * 4 + 400
 """Bytes of one series in memory, without its name."""
 _GAP_S = 60.0
 """Seconds without a value after which no rate is made of two values of a counter."""
 
-Name = tuple[str, ...]
+Name = tuple[str, str, str]
+"""Scope, queue and figure. The queue "" stands for all queues."""
 
 
 class _Series:
-    __slots__ = ("before", "last_tick", "values")
+    __slots__ = ("before", "last_tick", "values", "written_s")
 
     def __init__(self, tick: int) -> None:
         self.values = array("f", _EMPTY)
         self.last_tick = tick
+        self.written_s = 0.0
         self.before: tuple[float, float] | None = None
         """Time and value of a counter when it was noted last."""
 
@@ -54,19 +57,21 @@ class Charts:
 
     def set(self, name: Name, value: float, now_s: float) -> None:
         """Note the value of a figure."""
-        tick = int(now_s // STEP_S)
-        self._touch(name, tick).set(tick, value)
+        series = self._touch(name, now_s)
+        if series is not None:
+            series.set(int(now_s // STEP_S), value)
 
     def count(self, name: Name, value: float, now_s: float) -> float | None:
         """Note the value of a counter: the series has its rate, in a second. Return the rate; None if it is unknown,
         because this is the first value, the last one is too old, or the counter has begun anew."""
-        tick = int(now_s // STEP_S)
-        series = self._touch(name, tick)
+        series = self._touch(name, now_s)
+        if series is None:
+            return None
         before, series.before = series.before, (now_s, value)
         if before is None or not 0 < now_s - before[0] <= _GAP_S or value < before[1]:
             return None
         rate = (value - before[1]) / (now_s - before[0])
-        series.set(tick, rate)
+        series.set(int(now_s // STEP_S), rate)
         return rate
 
     def read(self, names: Sequence[Name], now_s: float) -> tuple[list[int], list[list[float | None]]]:
@@ -91,16 +96,27 @@ class Charts:
             for tick in ticks
         ]
 
-    def _touch(self, name: Name, tick: int) -> _Series:
+    def _touch(self, name: Name, now_s: float) -> _Series | None:
+        """Return the series, which is made if there is none; None if there is no place for it."""
         series = self._series.get(name)
         if series is None:
-            series = self._series[name] = _Series(tick)
+            if not self._make_place(name, now_s):
+                return None
+            series = self._series[name] = _Series(int(now_s // STEP_S))
             self._bytes += _size(name)
-            while self._bytes > self._bytes_max and len(self._series) > 1:
-                gone, _ = self._series.popitem(last=False)
-                self._bytes -= _size(gone)
+        series.written_s = now_s
         self._series.move_to_end(name)
         return series
+
+    def _make_place(self, name: Name, now_s: float) -> bool:
+        is_of_a_queue = name[1] != ""
+        while self._series and self._bytes + _size(name) > self._bytes_max:
+            oldest = next(iter(self._series))
+            if is_of_a_queue and now_s - self._series[oldest].written_s < _GAP_S:
+                return False
+            del self._series[oldest]
+            self._bytes -= _size(oldest)
+        return True
 
 
 def _size(name: Name) -> int:

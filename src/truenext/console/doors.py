@@ -1,7 +1,7 @@
 """Doors: decide which HTTP requests the console lets in, and which headers each answer has.
 
     Host             one of a list, so that another site's name that leads here (DNS rebinding) opens nothing
-    POST             Origin is the console's own, Sec-Fetch-Site is same-origin, the form has the token of the cookie
+    POST             Origin is one of its own, Sec-Fetch-Site is same-origin, the form has the token of the cookie
     each answer      no framing, no guessed types, no script or style but own files, no copy in a cache
 
 A browser sends no Sec-Fetch-Site to a host that it does not trust: one without TLS that is not the same machine. There
@@ -50,17 +50,18 @@ class Address(NamedTuple):
 
     hosts: frozenset[str]
     """Values of Host that are let in, in lower case, with the port where it is not the default one."""
+    origins: frozenset[str]
+    """Values of Origin that pages of the console have, in lower case."""
     has_tls: bool
+    """True if browsers use TLS: to the console, or to a proxy before it."""
     is_loopback: bool
+    port: int
 
     @property
     def cookie_name(self) -> str:
-        """Name of the cookie of a login. A browser accepts `__Host-` only over TLS, for this host alone."""
-        return "__Host-truenext" if self.has_tls else "truenext"
-
-    @property
-    def scheme(self) -> str:
-        return "https" if self.has_tls else "http"
+        """Name of the cookie of a login. A browser accepts `__Host-` only over TLS, for this host alone. Cookies know
+        no port, and another console may listen on another port of the host."""
+        return f"{'__Host-' if self.has_tls else ''}truenext-{self.port}"
 
 
 def host_refusal(address: Address, host: str | None) -> str | None:
@@ -76,7 +77,7 @@ def host_refusal(address: Address, host: str | None) -> str | None:
 def post_refusal(address: Address, headers: Mapping[str, str]) -> str | None:
     """Return why a POST with these headers is refused; None if it comes from a page of this console."""
     origin = headers.get("origin")
-    if origin is None or origin.lower() != f"{address.scheme}://{headers.get('host', '').lower()}":
+    if origin is None or origin.lower() not in address.origins:
         return "this request does not come from a page of this console: open the page again, and use its buttons"
     site = headers.get("sec-fetch-site")
     if site is None and not address.has_tls and not address.is_loopback:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from truenext.client.tasks.connection import Consumer
 from truenext.console.answers import QueueList, QueueReport, StatusReport
 from truenext.console.charts import STEP_S, Charts
-from truenext.console.link import Link, LoggedOut
+from truenext.console.link import Link, LoggedOut, Restricted
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
 from truenext.errors import LocalProtocolError, Refused, TruenextError
@@ -46,8 +46,6 @@ REPLIES = "/temp-queue/processes"
 class Gathered:
     """Answers of the broker at one time."""
 
-    at_s: float = 0.0
-    """Time in seconds since 1970; 0 if there was no answer yet."""
     status: StatusReport | None = None
     """State of the broker; None without the right `monitor`."""
     oldest: QueueList | None = None
@@ -79,10 +77,14 @@ class _Loop:
         self._task: asyncio.Task[None] | None = None
         self.has_answer = asyncio.Event()
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     def join(self, member: Member) -> None:
         """Add a login. Idempotent."""
         self._members[member.login] = member
-        if self._task is None or self._task.done():
+        if not self.is_running:
             self._task = asyncio.create_task(self._run())
 
     async def ready(self) -> None:
@@ -102,7 +104,7 @@ class _Loop:
             try:
                 await self._gather(login.link)
             except (TruenextError, TimeoutError) as error:
-                if isinstance(error, LoggedOut | Refused):
+                if isinstance(error, LoggedOut | Refused | Restricted):
                     # Another login may have more luck.
                     del self._members[login]
                 self._failed(str(error) or "the broker does not answer in time")
@@ -152,7 +154,7 @@ class QueueGathering(_Loop):
             fullest = all_queues.queues
         self._number += 1
         now = time.time()
-        self.latest = Gathered(now, status, oldest, fullest, dead)
+        self.latest = Gathered(status, oldest, fullest, dead)
         self._note(self.latest, now)
 
     def _failed(self, error: str) -> None:
@@ -202,8 +204,9 @@ class StageGathering(_Loop):
 
     async def _gather(self, link: Link) -> None:
         """Request reports, and receive them for a step."""
-        connection = await link.connection()
+        connection = await link.whole_connection()
         if self._consumer is None or self._consumer[0] is not connection:
+            await self._leave()
             self._seen.connection_lost()
             self._consumer = connection, await connection.consumer(REPLIES)
         consumer = self._consumer[1]
@@ -222,9 +225,16 @@ class StageGathering(_Loop):
         except (Refused, LocalProtocolError):
             raise
         except TruenextError:
-            self._consumer = None
+            await self._leave()
             self._seen.connection_lost()
             raise
+
+    async def _leave(self) -> None:
+        """Close the consumer. It would take a part of the reports from the next one of its connection."""
+        former, self._consumer = self._consumer, None
+        if former is not None:
+            with suppress(TruenextError, TimeoutError):
+                await former[1].close()
 
     def _failed(self, error: str) -> None:
         self.error = error

@@ -19,12 +19,19 @@ T = TypeVar("T")
 
 CONNECT_S = 5.0
 """Seconds within which the broker must accept a login."""
+CLOSE_S = 3.0
+"""Seconds in which the broker must confirm the end of a connection."""
 ANSWER_S = 10.0
 """Seconds within which the broker must answer a control request."""
 BROWSES_MAX = 2
 """Largest number of pages of messages that all logins read at once."""
+BROWSE_WAIT_S = 5.0
+"""Seconds that a page waits for others that read messages."""
 REQUESTS_MAX = 16
 """Largest number of requests of one link that have no answer yet; the broker allows 100."""
+_RESTRICTED = (
+    "the broker is being drained, or has no place for more connections: messages and processes of stages are not shown"
+)
 RIGHTS_S = 5.0
 """Seconds for which the rights of the user are remembered. A reload may change them."""
 
@@ -35,6 +42,10 @@ class LoggedOut(TruenextError):
 
 class OlderBroker(TruenextError):
     """The broker does not know a control request of the console."""
+
+
+class Restricted(TruenextError):
+    """The connection of a login may only send control requests."""
 
 
 class Broker:
@@ -60,7 +71,7 @@ class Broker:
         connection = await connect(
             *self.urls, user=user, password=password, reconnect=False, timeout=CONNECT_S, **files
         )
-        # The password is not kept: whoever ends this connection ends the login.
+        # The password is not kept: the login ends with this connection.
         connection.forget_login()
         return connection
 
@@ -107,11 +118,13 @@ class Link:
     ) -> tuple[list[Content], bool]:
         """Return some messages of a queue, as `Connection.browse_page` does.
 
-        Raises: the errors of `ask`
+        Raises: the errors of `ask`; Restricted if the connection may only send control requests
         """
         # A large message takes memory until it is cut or shown.
-        async with self.broker.browses:
-            connection = await self.connection()
+        async with asyncio.timeout(BROWSE_WAIT_S):
+            await self.broker.browses.acquire()
+        try:
+            connection = await self.whole_connection()
             try:
                 return await connection.browse_page(
                     destination,
@@ -124,6 +137,8 @@ class Link:
                 )
             except (ClosedError, ConnectionLost) as error:
                 raise self._ended(error) from error
+        finally:
+            self.broker.browses.release()
 
     async def rights(self) -> Rights:
         """Return the rights of the user, which may be RIGHTS_S old.
@@ -156,6 +171,31 @@ class Link:
                 raise
             return self._connection
 
+    async def whole_connection(self) -> Connection:
+        """Return the open connection, which may browse and send messages.
+
+        Raises: Restricted if it may only send control requests; the errors of `connection`
+        """
+        connection = await self.connection()
+        if connection.health().control_only:
+            # It stays so after the drain. What is refused there ends it.
+            if self.user is not None:
+                raise Restricted(f"{_RESTRICTED}; log in again once the drain has ended")
+            async with self._opening:
+                connection = await self._open_whole(connection)
+        return connection
+
+    async def _open_whole(self, former: Connection) -> Connection:
+        if self._connection is not None and self._connection is not former:
+            return self._connection
+        connection = await self.broker.connect(None, None)
+        if connection.health().control_only:
+            await connection.close()
+            raise Restricted(_RESTRICTED)
+        self._connection = connection
+        await former.close()
+        return connection
+
     def _ended(self, error: TruenextError) -> TruenextError:
         if self.user is None:
             return error
@@ -164,7 +204,7 @@ class Link:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close()
+            await connection.close(timeout=CLOSE_S)
 
 
 def _meaning(verb: str, error: Refused) -> TruenextError:

@@ -1,4 +1,4 @@
-"""Logins: who uses the console, by the cookie of the browser; and bounds on attempts to log in.
+"""Logins: users of the console, by the cookie of the browser; and bounds on attempts to log in.
 
 The console stores no cookie and no password. A login is found by the hash of its cookie, and lasts as long as its
 connection to the broker, at most LOGIN_S, and without use IDLE_S.
@@ -66,9 +66,13 @@ class Logins:
     def is_open(self, login: Login) -> bool:
         return self._by_key.get(login.key) is login and not self._is_over(login)
 
+    def over(self) -> list[Login]:
+        """Return logins that are over, and were not ended."""
+        return [login for login in self._by_key.values() if self._is_over(login)]
+
     def expired(self) -> list[Login]:
         """Return logins that are over, and the ones that make place for another one."""
-        over = [login for login in self._by_key.values() if self._is_over(login)]
+        over = self.over()
         surplus = len(self._by_key) - len(over) - LOGINS_MAX + 1
         return over + [login for login in self._by_key.values() if login not in over][: max(0, surplus)]
 

@@ -77,6 +77,10 @@ class Renderer:
         """Return a whole page as HTML."""
         return self.environment.get_template(f"{template}.html").render(context)
 
+    def is_live(self, template: str) -> bool:
+        """Return whether a part of the page changes while the page is shown."""
+        return "live" in self.environment.get_template(f"{template}.html").blocks
+
     def live(self, template: str, context: Mapping[str, Any]) -> str:
         """Return the block `live` of a page's template: the part that changes while the page is shown. It is "" if the
         template has none."""

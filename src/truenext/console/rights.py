@@ -22,6 +22,11 @@ class Rights:
         self.grants = [] if report is None else _grants(report)
         """Right and pattern of each grant."""
 
+    @staticmethod
+    def of_nothing(name: str | None) -> Rights:
+        """Return the rights of a user whose grants are not known at the moment; None stands for no users."""
+        return Rights(None if name is None else UserReport(name))
+
     def may(self, right: Right, queue: str) -> bool:
         """Return whether the user has a right on a queue, or on the topic of a durable subscription."""
         if self._user is None:

@@ -65,7 +65,7 @@ class ConsoleOptions(NamedTuple):
     events: tuple[Path, ...]
     listen: Listen
     hosts: tuple[str, ...]
-    """Further names by which browsers call the console."""
+    """Further names or origins by which browsers call the console."""
     certificate: Path | None
     key: Path | None
     allows_plaintext: bool
@@ -80,17 +80,45 @@ def parse_listen(text: str) -> Listen:
     Raises: ConfigurationError if the text is none
     """
     try:
-        parts = urlsplit(text)
-        port = parts.port
+        return _parse_origin(text)
     except ValueError as error:
         raise ConfigurationError(f"{text!r} is not an address to listen on: {error}") from error
+
+
+def _parse_origin(text: str) -> Listen:
+    """Raises: ValueError if the text is no http://HOST:PORT or https://HOST:PORT"""
+    parts = urlsplit(text)
+    port = parts.port
     is_bare = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
     if parts.scheme not in PORTS or not parts.hostname or not is_bare or not text.isprintable():
-        raise ConfigurationError(
-            f"{text!r} is not an address to listen on: it must be http://HOST:PORT, or with --certificate "
-            "https://HOST:PORT"
-        )
+        raise ValueError("it must be http://HOST:PORT, or with --certificate https://HOST:PORT")
     return Listen(parts.scheme, parts.hostname, PORTS[parts.scheme] if port is None else port)
+
+
+def parse_host(text: str, listen: Listen) -> Listen:
+    """Parse a name by which browsers call the console: an origin, or a host with or without a port. A port tells the
+    scheme if it is 80 or 443; otherwise port and scheme are those of `listen`.
+
+    >>> parse_host("console.example:443", Listen("http", "127.0.0.1", 8161))
+    Listen(scheme='https', host='console.example', port=443)
+
+    Raises: ConfigurationError if the text is none
+    """
+    try:
+        if "://" in text:
+            return _parse_origin(text)
+        bare = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+        parsed = _parse_origin(f"{listen.scheme}://{bare}")
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--host {text!r} is no name of the console: give HOST, HOST:PORT, or the origin of a proxy such as "
+            "https://HOST"
+        ) from error
+    port = urlsplit(f"//{bare}").port
+    if port is None:
+        return parsed.with_port(listen.port)
+    schemes = {number: scheme for scheme, number in PORTS.items()}
+    return parsed._replace(scheme=schemes.get(port, listen.scheme))
 
 
 def check_options(options: ConsoleOptions) -> None:
@@ -112,6 +140,7 @@ def check_options(options: ConsoleOptions) -> None:
         raise ConfigurationError(
             f"{listen.url} stands for any address: name with --host the host by which browsers call the console"
         )
+    public_address(listen, options.hosts)
     for folder in options.events:
         if not folder.is_dir():
             what = "is no folder" if folder.exists() else "does not exist"
@@ -145,20 +174,24 @@ def make_socket(listen: Listen) -> socket.socket:
 
 
 def public_address(listen: Listen, hosts: Sequence[str]) -> Address:
-    """Return the address of the console as browsers see it."""
-    names = {listen.host, *hosts}
+    """Return the address of the console as browsers see it. Raises: ConfigurationError if a host is none"""
+    names = {listen, *(parse_host(each, listen) for each in hosts)}
     if listen.is_loopback:
-        names |= {"localhost", "127.0.0.1", "::1"}
-    allowed = set()
-    for name in names:
-        if name.rpartition(":")[2].isdigit() and name.count(":") == 1:
-            # It has a port of its own, that of a proxy.
-            allowed.add(name.lower())
-            continue
-        allowed.add(host_and_port(name, listen.port).lower())
-        if listen.port == PORTS[listen.scheme]:
-            allowed.add(f"[{name}]" if ":" in name else name.lower())
-    return Address(frozenset(allowed), has_tls=listen.scheme == "https", is_loopback=listen.is_loopback)
+        names |= {listen._replace(host=host) for host in ("localhost", "127.0.0.1", "::1")}
+    return Address(
+        hosts=frozenset({*map(_shown_host, names), *(host_and_port(each.host, each.port).lower() for each in names)}),
+        origins=frozenset(f"{each.scheme}://{_shown_host(each)}" for each in names),
+        has_tls=any(each.scheme == "https" for each in names),
+        is_loopback=listen.is_loopback,
+        port=listen.port,
+    )
+
+
+def _shown_host(name: Listen) -> str:
+    """Return what browsers send as Host: they leave out the default port of a scheme."""
+    if name.port != PORTS[name.scheme]:
+        return host_and_port(name.host, name.port).lower()
+    return f"[{name.host}]" if ":" in name.host else name.host.lower()
 
 
 async def ask_whether_users(broker: Broker) -> bool:
@@ -194,8 +227,8 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
     has_users = await ask_whether_users(broker)
     if not has_users and not options.listen.is_loopback:
         raise ConfigurationError(
-            f"the broker at {broker.name} has no users, so that anybody who reaches {options.listen.url} could do "
-            "everything: listen on 127.0.0.1, or give the broker a users file (docs/security.md)"
+            f"the broker at {broker.name} has no users, so that any browser that reaches {options.listen.url} could "
+            "do everything: listen on 127.0.0.1, or give the broker a users file (docs/security.md)"
         )
     sock = make_socket(options.listen)
     try:
@@ -211,7 +244,7 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
         shared = Shared(broker, options.events, settings)
         console = Console(shared, public_address(listen, options.hosts), has_users=has_users, renderer=Renderer())
         server = _Server(_server_config(console, options))
-        shared.flows.start()
+        console.start()
         _stop_on_signals(server, console)
         announce(f"{listen.url}/" if has_users else f"{listen.url}/open?key={console.key}")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,15 @@ from truenext.flows.model import RecordedFlow
 from truenext.flows.reader import FlowReader
 from truenext.flows.search import find_flows
 
+logger = logging.getLogger(__name__)
+
 FLOWS_BYTES_MAX = 40 * 1024 * 1024
 """Bytes of flows in memory. With charts, and the 45 MiB that the console itself takes, they are below 100 MiB."""
 FLOWS_S = 2.0
 """Seconds between two looks at the folders of events."""
 COUNTED_MAX = 1000
+SEARCHED_MAX = 5000
+"""Executions that a search of the files keeps: a few MiB."""
 EVERYTHING = "monitor"
 """Name of the gathering of all that see everything; others are called after their user."""
 
@@ -32,22 +37,28 @@ class Flows:
         self.folders = folders
         self.reader = FlowReader(folders, bytes_max=FLOWS_BYTES_MAX)
         self._busy = asyncio.Lock()
-        """Held by the one that uses the reader, which is not for several threads at once."""
+        """Lock of the reader, which is not for several threads at once."""
+        self._searching = asyncio.Lock()
+        """Lock of searches, so that only one takes memory."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self.folders:
             self._task = asyncio.create_task(self._run())
 
-    async def find(self, text: str) -> list[RecordedFlow]:
-        """Return the flows with this trace or id, the latest first: those in memory, else those of the files."""
+    async def find(self, text: str) -> tuple[list[RecordedFlow], list[str]]:
+        """Return the flows with this trace or id, the latest first: those in memory, else those of the files. The
+        second result has sentences about what is left out, or cannot be read."""
         async with self._busy:
-            found = self.reader.find(text)
-            if not found and self.folders:
-                # It is older than the flows in memory, or was pushed out.
-                searched = await asyncio.to_thread(find_flows, self.folders, text)
-                found = searched.flows[::-1]
-            return found
+            found, problems = self.reader.find(text), list(self.problems)
+        if found or not self.folders:
+            return found, problems
+        # It is older than the flows in memory, or was pushed out.
+        async with self._searching:
+            searched = await asyncio.to_thread(find_flows, self.folders, text, SEARCHED_MAX)
+        if searched.omitted:
+            problems.append(f"earlier flows of this trace are left out: {searched.omitted:,}")
+        return searched.flows[::-1], list(dict.fromkeys([*problems, *searched.problems]))
 
     async def list(self, order: str, limit: int) -> list[RecordedFlow]:
         """Return flows: `given-up`, `failed`, `unended`, `slowest` or `last`."""
@@ -78,8 +89,12 @@ class Flows:
 
     async def _run(self) -> None:
         while True:
-            async with self._busy:
-                has_more = await asyncio.to_thread(self.reader.read)
+            try:
+                async with self._busy:
+                    has_more = await asyncio.to_thread(self.reader.read)
+            except Exception:
+                logger.exception("reading of flows has failed")
+                has_more = False
             await asyncio.sleep(0 if has_more else FLOWS_S)
 
 
@@ -96,8 +111,8 @@ class Shared:
     def gathering(self, login: Login, rights: Rights, is_open: Callable[[Login], bool]) -> QueueGathering:
         """Return the gathering of all that may see the same as this login, which joins it."""
         scope = scope_of(rights)
-        gathering = self._gatherings.pop(scope, None) or QueueGathering(scope, self.charts)
-        self._gatherings[scope] = gathering
+        self._gatherings = {name: each for name, each in self._gatherings.items() if each.is_running}
+        gathering = self._gatherings.setdefault(scope, QueueGathering(scope, self.charts))
         gathering.join(Member(login, is_open))
         return gathering
 

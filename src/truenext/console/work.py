@@ -7,6 +7,7 @@ step that is done or not done, and the same work goes on with what is left.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from truenext.console.answers import BulkAnswer
 from truenext.console.link import Link
 from truenext.errors import TruenextError
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX
+
+logger = logging.getLogger(__name__)
 
 PREVIEW_S = 1.5
 """Seconds after which a preview tells what it has found so far."""
@@ -133,6 +136,10 @@ class Work:
             self._end("failed" if self.totals.error else "done")
         except (TruenextError, TimeoutError) as error:
             self.totals.error = str(error) or "the broker does not answer in time"
+            self._end("failed")
+        except Exception:
+            logger.exception("work of an operator has failed")
+            self.totals.error = "the console has failed to go on: see its log"
             self._end("failed")
 
     def _end(self, state: str) -> None:

@@ -31,7 +31,8 @@ EXECUTIONS_MAX = 100_000
 """Largest number of executions that are found."""
 SIMILAR_MAX = 3
 """Largest number of similar traces that are named if there is no flow of a trace."""
-BLOCK_BYTES = 16 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
+"""Bytes that are read at once. Some times as many are in memory for a moment."""
 _TRACES_MAX = 100_000
 """Largest number of traces that are compared to find similar ones."""
 _CANDIDATES_MAX = 200
@@ -50,17 +51,22 @@ class FoundFlows(NamedTuple):
     """Sentences about folders and files that cannot be read, or not completely."""
 
 
-def find_flows(folders: Sequence[Path], text: str) -> FoundFlows:
+def find_flows(folders: Sequence[Path], text: str, executions_max: int | None = None) -> FoundFlows:
     """Return the flows whose trace or id is `text`, and those that their stages have started: their traces begin with
-    `text` and `|`. Folders and files that cannot be read are told as problems."""
+    `text` and `|`. Folders and files that cannot be read are told as problems. With `executions_max` no more executions
+    are found, and a flow that has more is cut, which is told as a problem; without it the latest flow is whole."""
     problems: list[str] = []
-    search = _Search(text)
+    search = _Search(text, executions_max)
     for paths in _paths_by_process(folders, problems):
         for path in paths:
             for block in _blocks(path, problems):
                 search.scan(block)
         search.end_process()
     search.omit_earliest()
+    if search.is_cut:
+        problems.append(
+            f"a flow of this trace has more than {executions_max:,} executions, and later ones are left out"
+        )
     return FoundFlows(flows_of(search.executions()), search.omitted, list(map(escape_paths, problems)))
 
 
@@ -101,8 +107,12 @@ def _similarity(text: str, other: str) -> float:
 class _Search:
     """Executions of the wanted flows, found block by block."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, executions_max: int | None) -> None:
         self._text = text
+        self._executions_max = EXECUTIONS_MAX if executions_max is None else executions_max
+        self._cuts = executions_max is not None
+        self.is_cut = False
+        """True if executions of a flow were left out."""
         self._trace = text[:TRACE_MAX]
         self._prefix = f"{text}|"[:TRACE_MAX]
         # The text as it is in a line, without the quotation mark at its end.
@@ -148,18 +158,22 @@ class _Search:
 
     def _is_wanted(self, event: EventLine) -> bool:
         is_found = self._trace == event.trace or self._text == event.flow or event.trace.startswith(self._prefix)
-        return is_found and event.flow not in self._omitted_flows
+        if not is_found or event.flow in self._omitted_flows:
+            return False
+        is_full = self._cuts and len(self._flows.get(event.flow, ())) >= self._executions_max
+        self.is_cut |= is_full
+        return not is_full
 
     def _add(self, execution: RecordedExecution) -> None:
         self._flows.setdefault(execution.flow, []).append(execution)
         self._count += 1
-        if len(self._flows) > 2 * FLOWS_MAX or self._count > EXECUTIONS_MAX:
+        if len(self._flows) > 2 * FLOWS_MAX or self._count > self._executions_max:
             self.omit_earliest()
 
     def omit_earliest(self) -> None:
-        """Leave out the earliest flows beyond FLOWS_MAX and EXECUTIONS_MAX; the latest flow stays, however large."""
+        """Leave out the earliest flows beyond FLOWS_MAX and the largest number of executions; the latest flow stays."""
         for flow in sorted(self._flows, key=lambda each: self._flows[each][0].started_at)[:-1]:
-            if len(self._flows) <= FLOWS_MAX and self._count <= EXECUTIONS_MAX:
+            if len(self._flows) <= FLOWS_MAX and self._count <= self._executions_max:
                 return
             self._omitted_flows.add(flow)
             self._count -= len(self._flows.pop(flow))

@@ -16,7 +16,7 @@ import uvicorn
 from tests.console.browser.conftest import Window
 from tests.console.samples import SAMPLE_PAGES, sample_console
 from truenext.console.app import make_app
-from truenext.console.doors import Address
+from truenext.console.serving import Listen, public_address
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -70,10 +70,10 @@ def samples() -> Iterator[tuple[str, str]]:
     while not server.started:
         thread.join(0.01)
         assert thread.is_alive()
-    host = f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    console = sample_console(Address(frozenset({host}), has_tls=False, is_loopback=True))
+    port = server.servers[0].sockets[0].getsockname()[1]
+    console = sample_console(public_address(Listen("http", "127.0.0.1", port), []))
     server.config.loaded_app = make_app(console, SAMPLE_PAGES)
-    yield f"http://{host}", f"/open?key={console.key}"
+    yield f"http://127.0.0.1:{port}", f"/open?key={console.key}"
     server.should_exit = True
     server.force_exit = True
     thread.join()

@@ -189,6 +189,7 @@ class Client:
         self._accepts_control_only = True
         """False once a broker has refused a frame because it is being drained. Then the client uses no connection that
         may only send control requests, but waits for the end of the drain, or for another broker."""
+        self._is_login_forgotten = False
         self._last_store_id = ""
         self._is_pump_due = False
         self._free_producers: deque[ProducerNumbers] = deque()
@@ -400,7 +401,8 @@ class Client:
         self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
-        is_last = link.is_up and not self.options.reconnects and not link.is_refused_by_drain
+        is_refusal_passing = link.is_refused_by_drain and not self._is_login_forgotten
+        is_last = link.is_up and not self.options.reconnects and not is_refusal_passing
         if (self._is_disconnect_sent or is_last) and self.error is None:
             final_error: TruenextError = cause
             if self.is_closing:
@@ -413,6 +415,7 @@ class Client:
         """Drop user and password: the connection stays, and is not opened again once it is lost."""
         options, names = self.options, replace(self.options.credentials, user=None, password=None, password_file=None)
         self.options = msgspec.structs.replace(options, credentials=names, reconnects=False)
+        self._is_login_forgotten = True
 
     def fail_permanently(self, error: TruenextError) -> None:
         """End the client with `error`; no more connections are opened."""

@@ -38,6 +38,8 @@ class Health(msgspec.Struct, frozen=True):
     """Consumers that are not closed."""
     error: str
     """Reason why the connection is closed; empty while it is open, or if the program has closed it."""
+    control_only: bool
+    """True if the broker takes only control requests on this connection, such as on one that began in a drain."""
 
 
 def make_health(client: Client) -> Health:
@@ -61,6 +63,7 @@ def make_health(client: Client) -> Health:
             for each in client.subscriptions.by_id.values()
         ],
         error="" if client.error is None or isinstance(client.error, ClosedError) else str(client.error),
+        control_only=is_up and link is not None and link.is_control_only,
     )
 
 

@@ -101,6 +101,8 @@ class Link:
         self.server_name = ""
         self.is_refused_by_drain = False
         """True if the broker has refused a frame because it is being drained."""
+        self.is_control_only = False
+        """True if the broker allows only control requests on this link."""
         self._accepts_control_only = accepts_control_only
         self.release_count = 0
         self.out_chunks: list[bytes] = []
@@ -220,6 +222,7 @@ class Link:
         self._stomp.set_version(Version.V1_2)
         if headers.get("truenext-control-only") == Code.DRAINING and not self._accepts_control_only:
             raise Refused(_DRAINING, Code.DRAINING)
+        self.is_control_only = "truenext-control-only" in headers
         self.is_up = True
         self.store_id = headers.get("truenext-store", "")
         self.is_truenext = bool(self.store_id)

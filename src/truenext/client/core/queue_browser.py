@@ -81,11 +81,14 @@ class QueueBrowser(AnswerHandler):
     def on_ended(self, error: Exception) -> None:
         """Handle the end of the connection. The program gets ConnectionLost if messages are missing."""
         if not self._is_complete:
-            is_refused = isinstance(error, Refused)
-            self._error = (
-                error if is_refused else ConnectionLost(f"the connection was lost while messages were shown: {error}")
-            )
+            self._error = _end_error(error)
         self._signal.set()
+
+
+def _end_error(error: Exception) -> Exception:
+    if isinstance(error, Refused):
+        return error
+    return ConnectionLost(f"the connection was lost while messages were shown: {error}")
 
 
 class PageBrowser(AnswerHandler):
@@ -99,6 +102,10 @@ class PageBrowser(AnswerHandler):
         self._error: Exception | None = None
         self._is_complete = False
         self.signal = Signal()
+
+    @property
+    def has_found(self) -> bool:
+        return bool(self._contents)
 
     @property
     def is_refused(self) -> bool:
@@ -127,7 +134,7 @@ class PageBrowser(AnswerHandler):
 
     def on_ended(self, error: Exception) -> None:
         if not self._is_complete:
-            self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
+            self._error = _end_error(error)
             self.signal.set()
 
 
@@ -158,9 +165,10 @@ class PageOptions(NamedTuple):
 
 
 def read_page(client: Client, page: PageOptions, deadline: float) -> Flow[tuple[list[Content], bool]]:
-    """Read some messages of a queue. Return them, and whether they are not fewer because of `bytes_max`.
+    """Read some messages of a queue. Return them, and whether they are not fewer because of `bytes_max` or `deadline`.
 
-    Raises: Refused if the broker refuses to browse; ConnectionLost if the connection ends; TimeoutError at the deadline
+    Raises: Refused if the broker refuses to browse; ConnectionLost if the connection ends; TimeoutError if there is no
+    message until the deadline
     """
     headers = page.headers()
     link = yield from client.wait_until_up(deadline, "browse")
@@ -173,7 +181,7 @@ def read_page(client: Client, page: PageOptions, deadline: float) -> Flow[tuple[
             frames.encode_frame("SUBSCRIBE", headers | {"id": id, "receipt": link.next_receipt_id}), browser
         )
         client.flush_soon()
-        if not (yield Wait(browser.signal, deadline)):
+        if not (yield Wait(browser.signal, deadline)) and not browser.has_found:
             raise TimeoutError(f"{page.destination} was not shown in time")
     finally:
         del client.browse_listeners[id]

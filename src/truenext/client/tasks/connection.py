@@ -682,12 +682,12 @@ class Connection:
         this connection.
 
         The messages follow `after`, a message's priority and sequence; None begins with the true next. There are at
-        most `count`, and fewer if their bodies have `bytes_max` bytes together. The second result is False if there
-        are fewer for that reason. With `body_max` only this number of bytes of each body is kept; the header
-        `content-length` has the size of the whole body.
+        most `count`, and fewer if their bodies have `bytes_max` bytes together, or `timeout` seconds have passed. The
+        second result is False if there are fewer for these reasons. With `body_max` only this number of bytes of each
+        body is kept; the header `content-length` has the size of the whole body.
 
         Raises: Refused if the broker refuses to browse; ConnectionLost if the connection is lost; TimeoutError without
-        all messages within `timeout` seconds; LocalProtocolError if the broker is not truenext
+        a message within `timeout` seconds; LocalProtocolError if the broker is not truenext
         """
         driver = self._driver
         deadline = driver.loop.time() + timeout

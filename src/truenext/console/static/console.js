@@ -99,7 +99,7 @@
   });
   document.addEventListener("htmx:sse:after:connection", () => showLive(true, "live"));
   document.addEventListener("htmx:sse:error", (event) => {
-    showLive(false, `not live since ${new Date().toLocaleTimeString()}`);
+    showLive(false, `not live since ${clock(Math.trunc(Date.now() / 1000))} UTC`);
     if (event.detail.status === 401) location.reload();
   });
   document.addEventListener("failed", (event) => showLive(false, event.detail.data));

@@ -67,9 +67,9 @@ async def scheduled(visit: Visit) -> Scheduled:
         request["to"] = to
     elif to:
         request["queue"] = to.removeprefix("/queue/")
-    queues = [str(request["queue"])] if to else await _queues_with_sends(visit)
+    queues, has_all = ([str(request["queue"])], True) if to else await _queues_with_sends(visit)
     sends: list[tuple[str, ScheduledSend]] = []
-    total, is_part, notes = 0, False, list[str]()
+    total, is_part, notes = 0, not has_all, list[str]()
     for queue in queues:
         try:
             found, count, is_whole = await _sends(visit, request | {"queue": queue}, SENDS_READ_MAX - total)
@@ -99,8 +99,9 @@ async def scheduled(visit: Visit) -> Scheduled:
     )
 
 
-async def _queues_with_sends(visit: Visit) -> list[str]:
-    """Return the queues with scheduled sends that the user may see, and "" for sends to other destinations."""
+async def _queues_with_sends(visit: Visit) -> tuple[list[str], bool]:
+    """Return the queues with scheduled sends that the user may see, "" for sends to other destinations, and whether
+    these are all."""
     after: str | None = None
     names = [""]
     while True:
@@ -108,7 +109,7 @@ async def _queues_with_sends(visit: Visit) -> list[str]:
         names += (each.name for each in answer.queues if each.scheduled)
         after = answer.next
         if after is None or not answer.sums.scheduled or len(names) > ROWS:
-            return names
+            return names, after is None or not answer.sums.scheduled
 
 
 async def _sends(visit: Visit, request: dict[str, object], count_max: int) -> tuple[list[ScheduledSend], int, bool]:
@@ -201,15 +202,14 @@ def _connection_row(report: ClientReport, *, may_close: bool) -> ConnectionRow:
 async def spark(visit: Visit) -> Spark:
     answer = await visit.ask("queues", {"name": f"{SPARK_PREFIX}>", "limit": 10 * ROWS}, QueueList)
     reports = [msgspec.to_builtins(each) for each in answer.queues]
-    sources = [
-        QueryStatus(*key, bundle_queues=names)
-        for key, names in list(queues_by_query(reports, SOURCE_PREFIX).items())[:QUERIES_MAX]
-    ]
-    sinks = [
-        SinkStatus(SinkQueues(*key), draft_queues=names)
-        for key, names in list(queues_by_query(reports, SINK_PREFIX).items())[:QUERIES_MAX]
-    ]
+    read, written = (list(queues_by_query(reports, prefix).items()) for prefix in (SOURCE_PREFIX, SINK_PREFIX))
+    sources = [QueryStatus(*key, bundle_queues=names) for key, names in read[:QUERIES_MAX]]
+    sinks = [SinkStatus(SinkQueues(*key), draft_queues=names) for key, names in written[:QUERIES_MAX]]
     notes: list[str] = []
+    if answer.next is not None:
+        notes.append(f"Only the first {10 * ROWS:,} queues of Spark's queries are shown, and queries may lack some.")
+    if max(len(read), len(written)) > QUERIES_MAX:
+        notes.append(f"Only the first {QUERIES_MAX} queries that read, and that write, are shown.")
     rows: list[QueryRow] = []
     for source in sources:
         if await _may_read(visit, mark_queue(source.space, source.id), notes):
@@ -280,7 +280,11 @@ async def security(visit: Visit) -> Security:
     events, note = list[SecurityEvent](), "Refusals and failed logins need the right admin."
     if rights.is_admin:
         events, note = await visit.ask("security", None, list[SecurityEvent]), ""
-    clients = await visit.ask("connections", {"limit": 10 * ROWS}, list[ClientReport]) if rights.is_monitor else None
+    clients = None
+    if rights.is_monitor:
+        clients = await visit.ask("connections", {"limit": 10 * ROWS}, list[ClientReport])
+        if len(clients) == 10 * ROWS:
+            note = f"{note} Connections are counted by user among the first {10 * ROWS:,}.".lstrip()
     return Security(
         users=_users(events, clients),
         events=[

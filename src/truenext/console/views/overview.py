@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from truenext.console.answers import QueueReport
 from truenext.console.charts import Charts
@@ -15,6 +16,7 @@ from truenext.console.shared import scope_of
 from truenext.console.views.stages import gathered_processes
 from truenext.console.visit import Visit
 from truenext.errors import ConnectionLost
+from truenext.model.seen_processes import SeenProcess
 
 GROWTH_S = 600.0
 """Time within which the growth of dead-letter queues is looked at."""
@@ -23,7 +25,7 @@ GIVEN_UP_S = 3600.0
 
 async def overview(visit: Visit) -> Overview:
     gathering = visit.gathering()
-    (processes, _), _ = await asyncio.gather(gathered_processes(visit), gathering.ready())
+    (processes, error), _ = await asyncio.gather(gathered_processes(visit), gathering.ready())
     gathered, scope, charts = gathering.latest, scope_of(visit.rights), visit.shared.charts
     if gathered.oldest is None or gathered.dead_letters is None:
         raise ConnectionLost(gathered.error or "no answer within some seconds")
@@ -40,6 +42,8 @@ async def overview(visit: Visit) -> Overview:
         processes,
         given_up,
     )
+    if error:
+        found.insert(0, _unasked(processes, error))
     if gathered.error:
         found.insert(0, Attention(level="bad", what="What follows is old", why=gathered.error))
     return Overview(
@@ -50,6 +54,14 @@ async def overview(visit: Visit) -> Overview:
         charts=overview_charts(charts, scope, now),
         covers="all queues" if visit.rights.is_monitor else "the queues on which you have a right",
     )
+
+
+def _unasked(processes: Sequence[SeenProcess], error: str) -> Attention:
+    """Return that processes are not asked, so that they are shown as they were."""
+    age_s = min((each.seen_s for each in processes), default=None)
+    last = "" if age_s is None else f"; the last answer came {age_s:,.0f} s ago"
+    what = "Processes of stages are not known"
+    return Attention(level="warn", what=what, why=f"{error}{last}", link="/stages", action="Show")
 
 
 def _growth(charts: Charts, scope: str, queue: QueueReport, now: float) -> float:

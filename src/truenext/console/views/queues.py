@@ -8,6 +8,7 @@ import time
 from truenext.client.core.message import Content
 from truenext.console.answers import ConsumerReport, PolicyReport, QueueList, QueueReport
 from truenext.console.gathering import note_queue
+from truenext.console.link import Restricted
 from truenext.console.pages.links import address, group_address
 from truenext.console.pages.message_rows import ENVELOPE_MAX, message_row
 from truenext.console.pages.queue_rows import queue_row, sum_figures
@@ -167,11 +168,16 @@ async def _messages(visit: Visit, queue: str) -> MessageList:
         try:
             rows, is_whole = await browse(visit, queue, count=MESSAGES, after=after, selector=selector)
             has_more = len(rows) == MESSAGES or not is_whole
-            next = address("/queue", name=queue, selector=selector, after=position(rows[-1])) if has_more else ""
+            if has_more and rows:
+                next = address("/queue", name=queue, selector=selector, after=position(rows[-1]))
         except Refused as error:
             if error.code not in (Code.SELECTOR, Code.LIMIT, Code.FORBIDDEN):
                 raise
             note = f"{error}"
+        except Restricted as error:
+            note = f"{error}"
+        except TimeoutError:
+            note = "No message was found in time: the selector matches few of many, or other pages read messages."
     return MessageList(
         rows=[message_row(queue, each) for each in rows],
         selector=selector,

@@ -22,19 +22,25 @@ _NO_FLOWS = "this console reads no events: start it with --events DIR, the folde
 
 
 async def gathered_processes(visit: Visit) -> tuple[list[SeenProcess], str]:
-    """Return the processes that have answered, and a sentence on why there are none."""
-    if not visit.rights.may_ask(Right.SEND, parse_pattern(STAGES_TOPIC)):
-        return [], f"You may not send to {STAGES_TOPIC}: processes are not shown."
+    """Return the processes that have answered, and a sentence on why none is asked at the moment; "" if they are."""
+    if not _may_ask(visit):
+        return [], ""
     gathering = visit.shared.stages
     gathering.join(Member(visit.login, visit.is_open))
     await gathering.ready()
-    processes = gathering.processes()
-    note = gathering.error or "No process has answered: none runs, or their user may not take from " + STAGES_TOPIC
-    return processes, "" if processes and not gathering.error else note
+    return gathering.processes(), gathering.error
+
+
+def _may_ask(visit: Visit) -> bool:
+    return visit.rights.may_ask(Right.SEND, parse_pattern(STAGES_TOPIC))
 
 
 async def stages(visit: Visit) -> Stages:
     processes, note = await gathered_processes(visit)
+    if not _may_ask(visit):
+        note = f"You may not send to {STAGES_TOPIC}: processes are not shown."
+    elif not processes and not note:
+        note = f"No process has answered: none runs, or their user may not take from {STAGES_TOPIC}"
     return Stages(services=service_rows(processes, await _reports(visit, queues_of(processes))), note=note)
 
 
@@ -63,8 +69,8 @@ async def flows(visit: Visit) -> Flows:
     if order not in ORDERS:
         raise InvalidRequest(f"flows are ordered by {', '.join(ORDERS)}, not by {order[:50]!r}")
     shared = visit.shared.flows
-    found = await (shared.find(trace) if trace else shared.list(order, FLOWS))
-    notes = [*shared.problems, *([] if shared.folders else [_NO_FLOWS])]
+    found, problems = await shared.find(trace) if trace else (await shared.list(order, FLOWS), shared.problems)
+    notes = [*problems, *([] if shared.folders else [_NO_FLOWS])]
     return Flows(
         rows=[flow_row(each) for each in found[:FLOWS]],
         order=order,
@@ -81,7 +87,7 @@ async def flow(visit: Visit) -> FlowPage:
     shared = visit.shared.flows
     if not shared.folders:
         raise NotFound(_NO_FLOWS)
-    found = await shared.find(trace)
+    found, problems = await shared.find(trace)
     if not found:
         raise NotFound(
             f"no flow has the trace or id {trace[:200]!r}: it may be older than the events that are still there, or "
@@ -89,4 +95,4 @@ async def flow(visit: Visit) -> FlowPage:
         )
     chosen = visit.text("id")
     shown = next((each for each in found if each.id == chosen), found[0])
-    return flow_page(shown, [each for each in found if each is not shown], shared.problems)
+    return flow_page(shown, [each for each in found if each is not shown], problems)
