@@ -23,9 +23,12 @@ OUTBOX_OLD_S = 60.0
 
 
 _DISK_EFFECTS = {
-    "little": ("warn", "Connections that only send wait or are refused."),
-    "none": ("bad", "Sends are refused, except in transactions that free as much as they send."),
-    "full": ("bad", "All sends are refused."),
+    "little": ("Space for new messages is short", "Connections that only send wait or are refused."),
+    "none": (
+        "There is no space for new messages",
+        "Sends are refused, except in transactions that free as much as they send.",
+    ),
+    "full": ("The disk is full", "All sends are refused."),
 }
 _AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
 
@@ -100,12 +103,12 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
             action="Show the queue",
         )
     if status.disk_level in _DISK_EFFECTS:
-        level, effect = _DISK_EFFECTS[status.disk_level]
+        what, effect = _DISK_EFFECTS[status.disk_level]
         free = status.disk_bytes.get("free")
-        space = "" if free is None else f", {format_bytes(free)} are free"
+        space = "" if free is None else f": {format_bytes(free)} are free"
         yield Attention(
-            level=level,
-            what=f"The disk has {status.disk_level} space for new messages{space}",
+            level="bad",
+            what=f"{what}{space}",
             why=effect,
             link="/settings",
             action="Show the sizes",
