@@ -272,7 +272,7 @@ def test_command_and_cron_line_of_the_page_print_queues_that_have_dead_letters(
     broker: BrokerProcess, queue: str
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
-    commands = re.findall(r"^(?:(?:\S+ ){5}\S+/)?(truenext queues \| .*)$", page, re.MULTILINE)
+    commands = re.findall(r"^(?:(?:\S+ ){5}\S+/)?(truenext dead-letters)$", page, re.MULTILINE)
     assert len(commands) == 2
     names = [f"DLQ.{queue}.{each}" for each in ("full", "paused", "with space", "empty")]
     for name in [*names, queue]:
@@ -284,6 +284,6 @@ def test_command_and_cron_line_of_the_page_print_queues_that_have_dead_letters(
     environment |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
     for command in commands:
         done = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True)
-        lines = [line.split("  ")[0].strip() for line in done.stdout.splitlines() if queue in line]
-        assert lines == [names[0], f"{names[1]} (paused)", names[2]]
+        printed = " ".join(done.stdout.split())
+        assert [name for name in names if name in printed] == names[:3]
         assert done.stderr == ""
