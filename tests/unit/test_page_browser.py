@@ -69,3 +69,15 @@ def test_page_of_a_refused_connection_is_refused() -> None:
     browser.on_ended(Refused("the broker is being drained", Code.DRAINING))
     with pytest.raises(Refused, match="drained"):
         flow.send(True)
+
+
+def test_page_with_dropped_messages_is_not_whole_although_its_end_has_come() -> None:
+    """Fixed: if one read brought large bodies and the end, the messages dropped between them seemed to be shown."""
+    flow, browser = begin()
+    for _ in range(3):
+        browser.on_message(Frame("MESSAGE", {}, bytes(600)))
+    browser.on_message(Frame("MESSAGE", {"browser": "end"}))
+    with pytest.raises(StopIteration) as stopped:
+        flow.send(True)
+    contents, is_whole = stopped.value.value
+    assert (len(contents), is_whole) == (2, False)

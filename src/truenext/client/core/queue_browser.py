@@ -101,6 +101,8 @@ class PageBrowser(AnswerHandler):
         self._contents: list[Content] = []
         self._error: Exception | None = None
         self._is_complete = False
+        self._has_dropped = False
+        """True if messages came after those whose bodies were large together, as one read may bring all of them."""
         self.signal = Signal()
 
     @property
@@ -115,7 +117,7 @@ class PageBrowser(AnswerHandler):
         """Return the messages, and whether these are all that the browser asked for. Raises: the browser's error"""
         if self._error is not None:
             raise self._error
-        return self._contents, self._is_complete
+        return self._contents, self._is_complete and not self._has_dropped
 
     def on_message(self, frame: Frame) -> None:
         if frame.headers.get("browser") == "end":
@@ -127,6 +129,8 @@ class PageBrowser(AnswerHandler):
             self._contents.append(make_content(frame))
             if self._size >= self._bytes_max:
                 self.signal.set()
+        else:
+            self._has_dropped = True
 
     def on_refused(self, error: Refused) -> None:
         self._error = error
