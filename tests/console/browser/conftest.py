@@ -24,7 +24,8 @@ document.addEventListener("securitypolicyviolation", (event) => {
 PATIENCE_MS = 30_000
 
 
-@pytest.fixture(scope="session")
+# While it runs, this thread has a running event loop, so that tests of other modules could not start one.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium, without a window."""
     reason = "the console is tried in a browser where playwright is installed (truenext[browser]), and chromium"
@@ -85,7 +86,7 @@ class Window:
 OpenWindow = Callable[..., Window]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_world(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with world(tmp_path_factory.mktemp("console")) as made:
         yield made
