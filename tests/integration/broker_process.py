@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tests.drawing import one_of
 from tests.integration import held_disk, over_tls
@@ -244,6 +244,16 @@ class BrokerProcess:
             self._process.kill()
             self._process.wait()
             self._forget()
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Run the broker in the block, and stop it cleanly at the end. After an error it is killed."""
+        try:
+            self.start()
+            yield self
+            self.stop()
+        finally:
+            self.clean_up()
 
     @contextmanager
     def asleep(self) -> Iterator[None]:

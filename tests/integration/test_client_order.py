@@ -31,12 +31,8 @@ PREFETCHES = one_of(
 def patient_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Broker that dispatches failed messages again at once, without a limit of attempts."""
     broker = BrokerProcess(tmp_path_factory.mktemp("patient"), policy={"delay_ms": 0, "attempts_max": 1_000_000})
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 def on_a_connection(

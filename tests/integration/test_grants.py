@@ -1319,12 +1319,8 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
     file = folder / "users.toml"
     users_of(CASES).write(file)
     broker = BrokerProcess(folder, ["--users", str(file)])
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 @pytest.fixture

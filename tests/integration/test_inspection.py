@@ -62,12 +62,8 @@ def make_broker(folder: Path) -> InspectedBroker:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InspectedBroker]:
     broker = make_broker(tmp_path_factory.mktemp("inspected"))
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.raw_client import RawClient
 from tests.kept.contents import contents_of
-from tests.kept.unpacked import each_archive, running_broker, unpack
+from tests.kept.unpacked import each_archive, unpack
 from truenext import blocking
 from truenext.history.files import chunks_of_file, history_files
 
@@ -30,7 +30,7 @@ def kept(archive: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def kept_broker(kept: Path) -> Iterator[BrokerProcess]:
     """Broker on the kept data folder."""
-    with running_broker(kept, *OPENWIRE) as broker:
+    with BrokerProcess(kept, OPENWIRE).running() as broker:
         yield broker
 
 
@@ -95,7 +95,7 @@ def test_broker_delivers_what_a_kept_data_folder_has(kept_broker: BrokerProcess)
 @each_archive
 def test_user_of_a_kept_users_file_logs_in(kept: Path) -> None:
     """C30.7."""
-    with running_broker(kept, "--users", str(kept / "users.toml")) as broker:
+    with BrokerProcess(kept, ["--users", str(kept / "users.toml")]).running() as broker:
         password = (kept / "password").read_text().strip()
         with blocking.connect(broker.url, user="shop", password=password) as connection:
             connection.send("/queue/of.users", "again", producer="till", number=3)

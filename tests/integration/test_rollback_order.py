@@ -348,12 +348,8 @@ def patient_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     broker = BrokerProcess(
         Path(tmp_path_factory.mktemp("patient")), options, policy={"delay_ms": 0, "attempts_max": 1_000_000}
     )
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 @pytest.mark.timeout(60 + ROLLBACKS)

@@ -142,14 +142,7 @@ def judged(story: Story, spark: SparkSession) -> Judged:
 
 
 def test_columns_of_stage_events_are_the_fields_that_are_written() -> None:
-    kinds = (
-        written.FileOpened,
-        written.ExecutionStarted,
-        written.SqlCommitted,
-        written.ExecutionEnded,
-        written.ProcessClosed,
-    )
-    fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
+    fields = {name for kind in written.EVENTS for name in kind.__struct_fields__} | {"kind"}
     assert fields == set(STAGE_EVENTS.names)
 
 

@@ -18,14 +18,7 @@ def only_flow(recorder: Recorder) -> RecordedFlow:
 
 
 def test_event_line_has_the_fields_of_all_events() -> None:
-    kinds = (
-        written.FileOpened,
-        written.ExecutionStarted,
-        written.SqlCommitted,
-        written.ExecutionEnded,
-        written.ProcessClosed,
-    )
-    fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
+    fields = {name for kind in written.EVENTS for name in kind.__struct_fields__} | {"kind"}
     assert fields == set(EventLine.__struct_fields__)
 
 

@@ -65,12 +65,8 @@ def tls_broker(certificates: Certificates, tmp_path_factory: pytest.TempPathFact
     users.write_text('[user.shop]\ncertificates = ["DNS:client.example"]\nsend = ["q"]\ntake = ["q"]\n')
     listen = ["--users", str(users), "--listen", "openwire+ssl://127.0.0.1:0"]
     broker = BrokerProcess(folder, [*listen, *certificates.broker_options("asked")])
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 def test_certificate_is_the_login(

@@ -49,12 +49,8 @@ def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
         file.touch(mode=0o600)
         file.write_text(text)
     broker = BrokerProcess(folder, ["--users", str(users), "--listen", "openwire://127.0.0.1:0"])
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 def test_each_command_needs_its_grant(guarded_broker: BrokerProcess, java: Programs) -> None:

@@ -353,12 +353,8 @@ def users_file(folder: Path) -> Path:
 def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     folder = tmp_path_factory.mktemp("guarded")
     broker = BrokerProcess(folder, ["--users", str(users_file(folder)), "--listen", "openwire://127.0.0.1:0"])
-    try:
-        broker.start()
+    with broker.running():
         yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
 
 
 @contextmanager

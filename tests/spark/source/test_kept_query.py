@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.kept.unpacked import each_archive, running_broker, unpack
+from tests.kept.unpacked import each_archive, unpack
 from tests.spark.sink import small_write
 from tests.spark.source.small_query import SmallQuery
 from truenext import blocking
@@ -16,7 +16,7 @@ from truenext.model.spark_queues import Decision
 
 @pytest.fixture
 def kept_broker(archive: Path, tmp_path: Path) -> Iterator[BrokerProcess]:
-    with running_broker(unpack(archive, tmp_path)) as broker:
+    with BrokerProcess(unpack(archive, tmp_path)).running() as broker:
         yield broker
 
 
