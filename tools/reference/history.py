@@ -155,13 +155,6 @@ _STAGES = """\
 A service of stages records its executions with `--events DIR` ([stages-running.md](../stages-running.md)): one line of
 JSON per event. A message has the same `queue` and `sequence` here as in the broker's history.
 """
-_STAGE_STRUCTS: tuple[type[Struct], ...] = (
-    stage_events.FileOpened,
-    stage_events.ExecutionStarted,
-    stage_events.SqlCommitted,
-    stage_events.ExecutionEnded,
-    stage_events.ProcessClosed,
-)
 _NO_EVENTS = (EventKind.NAME, EventKind.CAUSE)
 
 REASONS: dict[str, str] = {
@@ -258,7 +251,7 @@ def _type(column: schema.HistoryColumn) -> str:
 def _stage_kinds() -> dict[str, str]:
     """Return the meaning of each kind of event of stages, in the order in which they happen."""
     kinds: dict[str, str] = {}
-    for struct in _STAGE_STRUCTS:
+    for struct in stage_events.EVENTS:
         if struct is stage_events.ExecutionEnded:
             kinds |= _outcomes()
         else:
@@ -279,11 +272,11 @@ def _tag(struct: type[Struct]) -> str:
 def _stage_fields() -> Iterator[tuple[str, str, str]]:
     texts: dict[str, str] = {}
     kinds: dict[str, list[str]] = {}
-    for struct in _STAGE_STRUCTS:
+    for struct in stage_events.EVENTS:
         texts = {name: text for name, text in field_docs(struct).items() if text} | texts
         for each in fields(struct):
             is_end = struct is stage_events.ExecutionEnded
             kinds.setdefault(each.name, []).append("outcomes" if is_end else code(_tag(struct)))
     for name, of in kinds.items():
         if name != "kind":
-            yield code(name), "all" if len(of) == len(_STAGE_STRUCTS) else ", ".join(of), in_json(texts[name])
+            yield code(name), "all" if len(of) == len(stage_events.EVENTS) else ", ".join(of), in_json(texts[name])

@@ -65,7 +65,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientInfo(NamedTuple):
-    """What answers to control requests say of a connection and its client."""
+    """Connection and client, as answers to control requests name them."""
 
     address: str
     """Address of the client's socket."""

@@ -62,13 +62,13 @@ class QueueOrder(Enum):
     """Order of the queues in an answer. Queues that are equal in it follow one another by name."""
 
     NAME = "name"
-    """By name, from A to Z."""
+    """Order by name, from A to Z."""
     WAITING = "waiting"
-    """By `waiting`, the largest number first."""
+    """Order by `waiting`, the largest number first."""
     OLDEST = "oldest"
-    """By `oldest_s`, the largest age first, and queues in which nothing waits last."""
+    """Order by `oldest_s`, the largest age first. Queues without a waiting message are last."""
     RATE = "rate"
-    """By `rate`, the highest first."""
+    """Order by `rate`, the highest first."""
 
 
 class MessageCounts(msgspec.Struct):
@@ -307,7 +307,7 @@ class StatusReport(msgspec.Struct):
     """Numbers of messages of queues and durable subscriptions since the broker's start, also of those that were removed
     meanwhile."""
     temporary_counts: MessageCounts
-    """The same of temporary queues, and of subscriptions that are not durable."""
+    """Numbers of messages of temporary queues, and of subscriptions that are not durable, since the broker's start."""
     commits: CommitsReport
     """Batches made durable since the broker's start."""
     journal: JournalReport | None

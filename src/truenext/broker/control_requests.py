@@ -34,20 +34,22 @@ SMALL_ANSWER_BYTES = 64 * 1024
 
 
 class ListAnswer:
-    """Answer that is a list in JSON. Each row is encoded when it is added: all would take too long for one step."""
+    """Answer with a list in JSON. Each row is encoded when it is added: all would take too long for one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: bytes = b"") -> None:
+        """`head` is the part of the answer before the list."""
         self._json = BytesIO()
-        self._json.write(b"[")
+        self._json.write(head + b"[")
+        self._separator = b""
 
     def add(self, row: msgspec.Struct) -> None:
-        if self._json.tell() > 1:
-            self._json.write(b",")
+        self._json.write(self._separator)
         self._json.write(_encode(row))
+        self._separator = b","
 
-    def finish(self) -> bytes:
-        """End the list, and return it without a copy."""
-        self._json.write(b"]")
+    def finish(self, *parts: bytes) -> bytes:
+        """End the list, write these parts behind it, and return all, which may have megabytes, without a copy."""
+        self._json.writelines((b"]", *parts))
         return self._json.getvalue()
 
 

@@ -105,7 +105,7 @@ class Drain:
         self._state = engine.state.commit_state
         self._other_holders = other_holders
         self._name_of = name_of
-        self._is_wanted = False
+        self._may_begin = False
         """Whether the last request to begin or to end a drain was one to begin."""
 
     @property
@@ -124,12 +124,12 @@ class Drain:
 
         Raises: RemoteProtocolError if the body is invalid
         """
-        is_asked_for = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
-        if is_asked_for is not None:
-            self._is_wanted = is_asked_for
-        if is_asked_for is False:
+        draining = decode_client_json(VERB, request.body, DrainRequest).draining if request.body else None
+        if draining is not None:
+            self._may_begin = draining
+        if draining is False:
             self._end()
-        return BEGIN if is_asked_for else VERB
+        return BEGIN if draining else VERB
 
     def report(self, name: str) -> Generator[None, None, bytes]:
         """Let clients drain the broker, and tell how far that is.
@@ -151,7 +151,7 @@ class Drain:
                 yield
         error = ""
         if name == BEGIN and not self.is_active:
-            if not self._is_wanted:
+            if not self._may_begin:
                 error = "another request has ended the drain before it began: begin it again if it is still needed"
             elif without.total:
                 error = _no_consumer_error([queue.name for queue, _ in without.largest()], without.total)

@@ -10,14 +10,14 @@ All in steps, so the answer shows different moments. Source: docs/contract.md, "
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from heapq import merge
-from io import BytesIO
 from itertools import islice
 from sys import maxsize
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
+from truenext.broker.control_requests import ListAnswer
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import QueueConsumer
@@ -190,17 +190,22 @@ def age_s(since_ms: int | None, now_ms: int) -> float | None:
 
 
 def report_counts(counts: Counts) -> MessageCounts:
+    return MessageCounts(**_count_fields(counts))
+
+
+def _count_fields(counts: Counts) -> dict[str, Any]:
+    """Return the fields with which MessageCounts and QueueReport tell the counts."""
     rare = counts.known_rare or NO_RARE_COUNTS
-    return MessageCounts(
-        accepted=counts.accepted,
-        acknowledged=counts.acknowledged,
-        returned=rare.returned,
-        expired=rare.expired,
-        dead_lettered=rare.dead_lettered,
-        handled=rare.handled,
-        moved=rare.moved,
-        purged=rare.purged,
-    )
+    return {
+        "accepted": counts.accepted,
+        "acknowledged": counts.acknowledged,
+        "returned": rare.returned,
+        "expired": rare.expired,
+        "dead_lettered": rare.dead_lettered,
+        "handled": rare.handled,
+        "moved": rare.moved,
+        "purged": rare.purged,
+    }
 
 
 def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generator[None, None, bytes]:
@@ -240,15 +245,15 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     places.sort(is_last=True)
     yield
     shape = QueueReport if body else _ShortReport
-    rows = _Rows(engine, by_wildcards, shape, has_lanes=request.names is not None)
-    rows.start(b'{"queues":[' if body else b"[")
-    yield from rows.write(places.first())
+    rows = ListAnswer(b'{"queues":' if body else b"")
+    reporter = _Reporter(engine, by_wildcards, shape, has_lanes=request.names is not None)
+    yield from reporter.report(places.first(), rows)
     yield from places.free()
     if not body:
-        return rows.finish(b"]")
+        return rows.finish()
     cursor = _encode(places.last).decode() if places.has_more else None
     now_ms = engine.state.commit_state.now_ms
-    return rows.finish(b'],"next":', _encode(cursor), b',"sums":', _encode(sums.report(now_ms)), b"}")
+    return rows.finish(b',"next":', _encode(cursor), b',"sums":', _encode(sums.report(now_ms)), b"}")
 
 
 class _Places:
@@ -324,8 +329,8 @@ _NUMBERS: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
 """Functions that return the number in a queue's place."""
 
 
-class _Rows:
-    """Rows of an answer, encoded one by one: to encode all would take too long for one step."""
+class _Reporter:
+    """Maker of the rows of an answer."""
 
     def __init__(
         self, engine: Engine, by_wildcards: Counter[Queue], shape: type[QueueReport], *, has_lanes: bool = False
@@ -336,35 +341,20 @@ class _Rows:
         self._engine = engine
         self._by_wildcards = by_wildcards
         self._shape = shape
-        self._rows = BytesIO()
 
-    def start(self, part: bytes) -> None:
-        """Write the part before the rows."""
-        self._rows.write(part)
-
-    def write(self, names: Iterable[str]) -> Steps:
-        """Write the rows of the queues with these names. Those that were removed meanwhile are left out."""
-        separator = b""
+    def report(self, names: Iterable[str], rows: ListAnswer) -> Steps:
+        """Add the rows of the queues with these names. Those that were removed meanwhile are left out."""
         for number, name in enumerate(names):
             queue = self._engine.queues.by_name.get(name)
             if queue is not None:
                 # In one step with what waits: else a message dispatched in between would seem to have left.
                 held = yield from count_held(self._engine.state.clients.receivers_of(queue).consumers)
-                self._rows.write(separator)
-                self._rows.write(_encode(self._report(queue, held)))
-                separator = b","
+                rows.add(self._report(queue, held))
             if number % ITEMS_PER_STEP == 0:
                 yield
 
-    def finish(self, *parts: bytes) -> bytes:
-        """Write these parts behind the rows, and return all, which has megabytes, without a copy."""
-        self._rows.writelines(parts)
-        return self._rows.getvalue()
-
     def _report(self, queue: Queue, held: int) -> QueueReport:
         receivers = self._engine.state.clients.receivers_of(queue)
-        counts = queue.counts
-        rare = counts.known_rare or NO_RARE_COUNTS
         return self._shape(
             name=queue.name,
             waiting=queue.waiting_count(),
@@ -374,14 +364,7 @@ class _Rows:
             paused=queue.is_paused,
             dead_letters=queue.holds_dead_letters,
             topic=queue.destination.topic or msgspec.UNSET,
-            accepted=counts.accepted,
-            acknowledged=counts.acknowledged,
-            returned=rare.returned,
-            expired=rare.expired,
-            dead_lettered=rare.dead_lettered,
-            handled=rare.handled,
-            moved=rare.moved,
-            purged=rare.purged,
+            **_count_fields(queue.counts),
             oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
             rate=queue.rate or 0,
             lanes=_waiting_by_priority(queue) if self._has_lanes else msgspec.UNSET,
@@ -405,7 +388,6 @@ def make_named_report(
         matching += len(names)
         first = sorted(first + names)[:limit]
         yield
-    rows = _Rows(engine, by_wildcards, QueueReport)
-    rows.start(b"[")
-    yield from rows.write(first)
-    return rows.finish(b"]"), matching
+    rows = ListAnswer()
+    yield from _Reporter(engine, by_wildcards, QueueReport).report(first, rows)
+    return rows.finish(), matching

@@ -308,8 +308,8 @@ class BrokerSettings:
     )
     metrics_queues: tuple[str, ...] = setting(
         (),
-        "Patterns of the queues that have metrics of their own at /metrics, with their names as labels. Of the queues "
-        f"that match, the first {METRICS_QUEUES_MAX:,} by name have them.",
+        "Patterns of the queues that have metrics of their own at /metrics, with their names as labels. The first "
+        f"{METRICS_QUEUES_MAX:,} matching queues, by name, have them.",
         none=(),
         reason="Names of queues may tell more than numbers, and Prometheus keeps a series for each.",
     )

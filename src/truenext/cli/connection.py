@@ -42,18 +42,6 @@ CA_VARIABLE = "TRUENEXT_CA"
 brokers' certificates. A blank value counts as unset."""
 LOGIN_HINT = f"set {USER_VARIABLE} and {PASSWORD_FILE_VARIABLE}, or --user and --password-file"
 
-_urls_option = click.option(
-    "--url",
-    "urls",
-    cls=UrlOption,
-    type=URL,
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    default=[DEFAULT_URL],
-    show_default=True,
-    help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS. May be repeated, and the "
-    "variable may have several, with spaces between them: the first broker that answers is used.",
-)
 _user_option = click.option(
     "--user",
     cls=VariableOption,
@@ -70,7 +58,7 @@ _password_file_option = click.option(
     show_envvar=True,
     help=f"File with the user's password in its first line. {PASSWORD_VARIABLE} may have the password itself.",
 )
-_ca_option = click.option(
+ca_option = click.option(
     "--ca",
     cls=VariableOption,
     type=PathParam(dir_okay=False),
@@ -128,6 +116,22 @@ def broker_options(command: Callable[..., None]) -> Callable[..., None]:
     return address_options(timeout_option(with_timeout))
 
 
+def broker_urls_option(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option, with this name, for addresses of brokers. The command gets them as the argument `urls`."""
+    return click.option(
+        name,
+        "urls",
+        cls=UrlOption,
+        type=URL,
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        default=[DEFAULT_URL],
+        show_default=True,
+        help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS. May be repeated, and the "
+        "variable may have several, with spaces between them: the first broker that answers is used.",
+    )
+
+
 def address_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--url` and the options of `credentials_options` to a command. The command gets them as the argument
     `broker`."""
@@ -136,7 +140,7 @@ def address_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_broker(*, urls: tuple[str, ...], credentials: Credentials, **values: Any) -> None:
         command(broker=BrokerOptions(urls, credentials), **values)
 
-    return _urls_option(credentials_options(with_broker))
+    return broker_urls_option("--url")(credentials_options(with_broker))
 
 
 def credentials_options(command: Callable[..., None], *, has_key: bool = True) -> Callable[..., None]:
@@ -149,7 +153,7 @@ def credentials_options(command: Callable[..., None], *, has_key: bool = True) -
         command(credentials=_credentials(user, files), **values)
 
     with_key = _key_option(with_credentials) if has_key else with_credentials
-    return _user_option(_password_file_option(_ca_option(_certificate_option(with_key))))
+    return _user_option(_password_file_option(ca_option(_certificate_option(with_key))))
 
 
 def _credentials(user: str | None, files: Mapping[str, Path | None]) -> Credentials:

@@ -8,37 +8,17 @@ from pathlib import Path
 import click
 
 from truenext.cli import logs, terminal
-from truenext.cli.connection import CA_VARIABLE, URL_VARIABLE
-from truenext.cli.values import TEXT, URL, PathParam, UrlOption, VariableOption
+from truenext.cli.connection import broker_urls_option, ca_option
+from truenext.cli.values import TEXT, PathParam
 from truenext.client.core.credentials import Credentials
 from truenext.errors import ConfigurationError
-from truenext.model.url import DEFAULT_URL
 
 DEFAULT_LISTEN = "http://127.0.0.1:8161"
 
 
 @click.command()
-@click.option(
-    "--broker",
-    "urls",
-    cls=UrlOption,
-    type=URL,
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    default=[DEFAULT_URL],
-    show_default=True,
-    help="Address of the broker, stomp://HOST:PORT, or stomp+ssl://HOST:PORT with TLS. May be repeated: the first "
-    "broker that answers is used.",
-)
-@click.option(
-    "--ca",
-    cls=VariableOption,
-    type=PathParam(dir_okay=False),
-    envvar=CA_VARIABLE,
-    show_envvar=True,
-    help="PEM file with certificates of authorities that may sign the broker's certificate, for stomp+ssl:// "
-    "addresses; by default the authorities that the system trusts.",
-)
+@broker_urls_option("--broker")
+@ca_option
 @click.option(
     "--events",
     type=PathParam(file_okay=False),

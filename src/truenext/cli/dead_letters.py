@@ -7,10 +7,11 @@ from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, json_option, queue_count, run_in_pieces
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
-from truenext.cli.terminal import count_noun, format_age, format_utc
+from truenext.cli.terminal import format_age, format_utc
 from truenext.cli.values import QueueNameParam
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
 from truenext.model.limits import DEAD_LETTER_GROUPS_MAX
+from truenext.model.numerals import count_noun
 
 
 @click.command("dead-letters")

@@ -10,10 +10,10 @@ import click
 from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, address_options, connected, send_control_request
-from truenext.cli.terminal import count_noun
 from truenext.cli.totals import REPORT_INTERVAL_S
 from truenext.cli.values import SecondsParam
 from truenext.errors import TruenextError
+from truenext.model.numerals import count_noun
 
 POLL_FIRST_S, POLL_MAX_S = 0.05, 1.0
 """Pause before the second request for progress, and longest pause: each pause is twice as long as the one before."""

@@ -59,7 +59,7 @@ def _consumer_cells(row: _Row) -> tuple[str, ...]:
 def policy(queue: str, as_json: bool, broker: BrokerOptions) -> None:
     """Print the settings of QUEUE, and what sets each of them.
 
-    Asks a running broker. What sets a setting is a table of the broker's configuration file, its command line, or
+    Asks a running broker. Each setting has its origin: a table of the broker's configuration file, its command line, or
     nothing (default). `truenext config check FILE --queue NAME` prints the same of a file.
     """
     answer = _ask(broker, "policy", {"queue": queue})

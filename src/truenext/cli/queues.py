@@ -12,10 +12,11 @@ from truenext.broker.control_answers import QueueOrder
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
-from truenext.cli.terminal import count_noun, format_age
+from truenext.cli.terminal import format_age
 from truenext.cli.values import COUNT, TEXT, EnumParam
 from truenext.cli.watch import rows_that_fit, show_repeatedly, watch_option
 from truenext.errors import RemoteProtocolError
+from truenext.model.numerals import count_noun
 
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 NAME_WIDTH_MAX = 60

@@ -9,8 +9,10 @@ from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.members import print_members
-from truenext.cli.terminal import count_noun, format_age
+from truenext.cli.terminal import format_age
 from truenext.cli.watch import show_repeatedly, watch_option
+from truenext.model.database import AWAITED_TEXTS
+from truenext.model.numerals import count_noun
 
 _NOT_READY = "no: the broker is being drained; connections that only send wait, new ones may only send control requests"
 
@@ -42,13 +44,10 @@ def _log_text(log: dict[str, Any]) -> str:
     return f"{rows}; {replicated}"
 
 
-_AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
-
-
 def _server_text(log: dict[str, Any]) -> str:
     if log["awaited"] is None:
         return f"on {log['server']}"
-    awaited = f"waiting for {_AWAITED[log['awaited']]} since {terminal.format_utc(log['waiting_since_ms'])}"
+    awaited = f"waiting for {AWAITED_TEXTS[log['awaited']]} since {terminal.format_utc(log['waiting_since_ms'])}"
     return f"on {log['server']}; {awaited}, nothing is confirmed meanwhile"
 
 

@@ -14,10 +14,10 @@ from truenext.cli import store_log, terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.postgresql import check_log, initialize_log
 from truenext.cli.progress_bar import progress_bar
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import SCHEMA, STORE_URL, DataFolderParam, PathParam, StorePlaceParam
 from truenext.errors import TruenextError
 from truenext.history.check import find_damage, last_batch_chunk
+from truenext.model.numerals import count_noun
 from truenext.store.check import SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.copying import detach as detach_copy

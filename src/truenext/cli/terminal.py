@@ -58,15 +58,6 @@ def table_cell(text: str) -> Text:
     return Text(escape_line(text), overflow="fold")
 
 
-def count_noun(count: int, noun: str) -> str:
-    """Return a number with a noun, in the plural unless the number is 1.
-
-    >>> count_noun(1, "queue"), count_noun(2000, "queue")
-    ('1 queue', '2,000 queues')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def format_utc(time_ms: int) -> str:
     """Return a time, in milliseconds since 1970, as text."""
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -9,7 +9,18 @@ import msgspec
 from truenext.model.dead_letters import DeadLetterGroup
 
 
-class QueueReport(msgspec.Struct, frozen=True):
+class Counts(msgspec.Struct, frozen=True):
+    """Numbers of messages since the broker's start."""
+
+    accepted: int = 0
+    acknowledged: int = 0
+    returned: int = 0
+    expired: int = 0
+    dead_lettered: dict[str, int] = {}
+    """Number of messages that became dead letters, by reason."""
+
+
+class QueueReport(Counts, frozen=True, kw_only=True):
     name: str
     waiting: int = 0
     unacknowledged: int = 0
@@ -20,12 +31,6 @@ class QueueReport(msgspec.Struct, frozen=True):
     """Whether it is a dead-letter queue."""
     topic: str | None = None
     """Topic of a durable subscription; None for a queue."""
-    accepted: int = 0
-    acknowledged: int = 0
-    returned: int = 0
-    expired: int = 0
-    dead_lettered: dict[str, int] = {}
-    """Number of messages that became dead letters, by reason."""
     oldest_s: float | None = None
     """Age in seconds of the oldest message that waits; None if none waits."""
     rate: float = 0.0
@@ -34,18 +39,13 @@ class QueueReport(msgspec.Struct, frozen=True):
     """Number of messages that wait, by priority; empty unless the request names the queue."""
 
 
-class Sums(msgspec.Struct, frozen=True):
+class Sums(Counts, frozen=True, kw_only=True):
     """Sums of the queues that a request selects."""
 
     queues: int = 0
     waiting: int = 0
     held: int = 0
     scheduled: int = 0
-    accepted: int = 0
-    acknowledged: int = 0
-    returned: int = 0
-    expired: int = 0
-    dead_lettered: dict[str, int] = {}
     oldest_s: float | None = None
     rate: float = 0.0
 
@@ -171,16 +171,6 @@ class Stuck(msgspec.Struct, frozen=True):
 
     queue: str
     waiting_ms: int = 0
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """Numbers of messages since the broker's start."""
-
-    accepted: int = 0
-    acknowledged: int = 0
-    returned: int = 0
-    expired: int = 0
-    dead_lettered: dict[str, int] = {}
 
 
 class LogReport(msgspec.Struct, frozen=True):

@@ -211,7 +211,7 @@ def make_app(console: Console, pages: Sequence[PageRoute] = PAGES) -> ASGIApp:
     routes = [Route(each.path, requests.page(each), methods=["GET"]) for each in pages]
     routes += [Route(path, requests.action(act), methods=["POST"]) for path, act in ACTIONS.items()]
     routes += [
-        Route("/body", requests.body, methods=["GET"]),
+        Route("/body", requests.with_login(requests.body), methods=["GET"]),
         Route("/static/{name}", requests.static, methods=["GET"]),
         Route("/login", requests.login_page, methods=["GET"]),
         Route("/login", requests.log_in, methods=["POST"]),
@@ -289,6 +289,21 @@ def failure_of(error: Exception) -> tuple[int, str]:
     raise error
 
 
+class Entry:
+    """Request of a login, until its answer is made."""
+
+    def __init__(self, console: Console, login: Login) -> None:
+        self._console = console
+        self.login = login
+        self.rights: Rights | None = None
+        """Rights of the login; None as long as the broker has not told them."""
+
+    async def visit(self, parameters: Parameters) -> Visit:
+        visit = await self._console.visit(self.login, parameters)
+        self.rights = visit.rights
+        return visit
+
+
 class Requests:
     """Handlers of HTTP requests."""
 
@@ -298,26 +313,36 @@ class Requests:
     # ---- Pages ----
 
     def page(self, route: PageRoute) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
+        async def show(request: Request, entry: Entry) -> Response:
+            parameters = _query(request)
+            if _accepts(request, "text/event-stream"):
+                return self._stream(request, entry.login, route, parameters)
+            visit = await entry.visit(parameters)
+            page = await load(route, visit)
+            if _accepts(request, "application/json"):
+                return Response(msgspec.json.encode(page), media_type="application/json")
+            context = self._context(request, route.title, page, visit.rights)
+            return Response(self._console.renderer.page(route.template, context), media_type="text/html")
+
+        return self.with_login(show)
+
+    def with_login(
+        self, respond: Callable[[Request, Entry], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that responds to requests with a login, and asks others to log in. Errors that `respond`
+        raises are shown as a page."""
+
+        async def handle(request: Request) -> Response:
             login = self._login(request)
             if login is None:
                 return self._ask_to_log_in(request)
-            rights = None
+            entry = Entry(self._console, login)
             try:
-                parameters = _query(request)
-                if _accepts(request, "text/event-stream"):
-                    return self._stream(request, login, route, parameters)
-                visit = await self._console.visit(login, parameters)
-                rights = visit.rights
-                page = await load(route, visit)
+                return await respond(request, entry)
             except (TruenextError, TimeoutError) as error:
-                return await self._fail(request, error, login, rights)
-            if _accepts(request, "application/json"):
-                return Response(msgspec.json.encode(page), media_type="application/json")
-            context = self._context(request, route.title, page, rights)
-            return Response(self._console.renderer.page(route.template, context), media_type="text/html")
+                return await self._fail(request, error, login, entry.rights)
 
-        return respond
+        return handle
 
     def _stream(self, request: Request, login: Login, route: PageRoute, parameters: Parameters) -> Response:
         if not self._console.renderer.is_live(route.template):
@@ -416,21 +441,11 @@ class Requests:
     # ---- Actions ----
 
     def action(self, act: Callable[[Visit], Awaitable[str]]) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
-            login = self._login(request)
-            if login is None:
-                return self._ask_to_log_in(request)
-            rights = None
-            try:
-                form = await self._form(request)
-                visit = await self._console.visit(login, form)
-                rights = visit.rights
-                target = await act(visit)
-            except (TruenextError, TimeoutError) as error:
-                return await self._fail(request, error, login, rights)
-            return RedirectResponse(target, 303)
+        async def do(request: Request, entry: Entry) -> Response:
+            form = await self._form(request)
+            return RedirectResponse(await act(await entry.visit(form)), 303)
 
-        return respond
+        return self.with_login(do)
 
     async def _form(self, request: Request) -> Parameters:
         """Return the fields of a posted form, whose token is checked.
@@ -544,19 +559,11 @@ class Requests:
             return PlainTextResponse("there is no such file\n", 404)
         return FileResponse(path, media_type=kind, headers={"cache-control": "public, max-age=31536000, immutable"})
 
-    async def body(self, request: Request) -> Response:
+    async def body(self, request: Request, entry: Entry) -> Response:
         """Answer with the body of a message, as a file that no browser shows."""
-        login = self._login(request)
-        if login is None:
-            return self._ask_to_log_in(request)
-        rights = None
-        try:
-            visit = await self._console.visit(login, _query(request))
-            rights = visit.rights
-            chunks, size = _chunks(body := await views.body(visit)), len(body)
-            del body
-        except (TruenextError, TimeoutError) as error:
-            return await self._fail(request, error, login, rights)
+        visit = await entry.visit(_query(request))
+        chunks, size = _chunks(body := await views.body(visit)), len(body)
+        del body
         headers = {
             "content-length": str(size),
             "content-disposition": f'attachment; filename="message-{visit.number("sequence", 0)}.bin"',

@@ -81,16 +81,3 @@ def format_time(time_ms: float | None) -> str:
     except (OverflowError, ValueError, OSError):
         # A client has sent the number.
         return "no time"
-
-
-def format_plural(count: int, noun: str) -> str:
-    """Return a number with a noun, in the plural unless the number is 1.
-
-    >>> format_plural(1, "queue"), format_plural(2000, "process"), format_plural(3, "query")
-    ('1 queue', '2,000 processes', '3 queries')
-    """
-    if count == 1:
-        return f"1 {noun}"
-    if noun.endswith("s"):
-        return f"{count:,} {noun}es"
-    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{count:,} {noun}s"

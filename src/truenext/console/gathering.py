@@ -22,7 +22,7 @@ from truenext.console.link import Link, LoggedOut, Restricted
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
 from truenext.errors import LocalProtocolError, Refused, TruenextError
-from truenext.model.process_report import REPORT_TTL_S, STAGES_TOPIC
+from truenext.model.process_report import REPLIES, REPORT_TTL_S, STAGES_TOPIC
 from truenext.model.seen_processes import SeenProcess, SeenProcesses
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ FIRST_S = 5.0
 """Seconds for which a page waits for the first answers."""
 FIRST_REPORTS_S = 0.4
 """Seconds in which the first reports of processes are received."""
-REPLIES = "/temp-queue/processes"
 
 
 @dataclass

@@ -12,6 +12,7 @@ import jinja2
 
 from truenext.console import formats
 from truenext.console.pages import links
+from truenext.model.numerals import count_noun
 
 FOLDER = Path(__file__).parent
 WATERFALL_STYLE = FOLDER.parent / "flows" / "waterfall.css"
@@ -72,6 +73,7 @@ class Renderer:
         self.environment.filters |= {
             name.removeprefix("format_"): getattr(formats, name) for name in dir(formats) if name.startswith("format_")
         }
+        self.environment.filters["plural"] = count_noun
 
     def page(self, template: str, context: Mapping[str, Any]) -> str:
         """Return a whole page as HTML."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from truenext.console.link import Broker, Link, OlderBroker, older_text
 from truenext.console.rendering import Renderer
 from truenext.console.shared import Shared
 from truenext.errors import Code, ConfigurationError, Refused
-from truenext.model.url import host_and_port
+from truenext.model.url import host_and_port, is_loopback
 from truenext.tls import reason_of
 from truenext.version import VERSION
 
@@ -44,12 +43,7 @@ class Listen(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def with_port(self, port: int) -> Listen:
         return self._replace(port=port)

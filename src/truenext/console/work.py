@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from truenext.console.answers import BulkAnswer
@@ -25,6 +25,10 @@ PREVIEW_S = 1.5
 """Seconds after which a preview tells what it has found so far."""
 WORK_MAX = 20
 """Largest number of works that one login has at once, finished ones included."""
+
+
+Ask = Callable[[str, object, type[BulkAnswer]], Awaitable[BulkAnswer]]
+"""Function that sends a control request, and returns the decoded answer."""
 
 
 class Selection:
@@ -73,18 +77,22 @@ async def preview(link: Link, selection: Selection, seconds: float = PREVIEW_S) 
     """
     totals, until = Totals(), time.monotonic() + seconds
     for request in selection.requests():
-        async for answer in _pieces(link, selection.verb, request | {"dry_run": True}):
+        async for answer in pieces(link.ask, selection.verb, request | {"dry_run": True}):
             totals.add(answer)
             if time.monotonic() > until and answer.next is not None:
                 return totals, False
     return totals, True
 
 
-async def _pieces(link: Link, verb: str, request: dict[str, Any]) -> Any:
+async def pieces(ask: Ask, verb: str, request: Mapping[str, Any]) -> AsyncGenerator[BulkAnswer, None]:
+    """Request one piece of bulk work after the other, by `Link.ask` or `Visit.ask`, and yield the answers.
+
+    Raises: the errors of `Link.ask`
+    """
     after: tuple[int, int] | None = (0, 0)
     until: dict[str, int] = {}
     while after is not None:
-        answer = await link.ask(verb, request | until | {"after": after}, BulkAnswer)
+        answer = await ask(verb, {**request, **until, "after": after}, BulkAnswer)
         after, until = answer.next, {"until": answer.until}
         yield answer
 
@@ -128,7 +136,7 @@ class Work:
     async def _run(self) -> None:
         try:
             for request in self.selection.requests():
-                async for answer in _pieces(self._link, self.selection.verb, request):
+                async for answer in pieces(self._link.ask, self.selection.verb, request):
                     self.totals.add(answer)
                     if self.state == "stopping":
                         self._end("stopped")

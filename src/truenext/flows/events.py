@@ -120,6 +120,9 @@ class ProcessClosed(StageEvent, tag_field="kind", tag=CLOSED):
     """End of a process: it has shut down normally, and records nothing more."""
 
 
+EVENTS: tuple[type[StageEvent], ...] = (FileOpened, ExecutionStarted, SqlCommitted, ExecutionEnded, ProcessClosed)
+"""Structs of all events, in the order in which a process records its first ones."""
+
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """Number with which a reader can calculate. Services record no other."""
 

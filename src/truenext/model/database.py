@@ -12,6 +12,9 @@ from urllib.parse import unquote
 
 SCHEMES = ("postgresql://", "postgres://")
 
+AWAITED_TEXTS = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
+"""Words for what a broker with a log waits for, by the cause that `status` names."""
+
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 MEMBER_LENGTH_MAX = 63
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MEMBER_LENGTH_MAX - 1}}}")

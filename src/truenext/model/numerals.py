@@ -56,6 +56,19 @@ def short_size(size: int) -> str:
     return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"
 
 
+def count_noun(count: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1.
+
+    >>> count_noun(1, "queue"), count_noun(2000, "process"), count_noun(3, "query")
+    ('1 queue', '2,000 processes', '3 queries')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("s"):
+        return f"{count:,} {noun}es"
+    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{count:,} {noun}s"
+
+
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_TIME = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(ms|s|m|h|d)", re.ASCII).fullmatch
 

@@ -17,6 +17,8 @@ from truenext.model.service_health import ServiceHealth
 
 STAGES_TOPIC = "/topic/truenext.stages"
 """Topic to which each process of a service is subscribed."""
+REPLIES = "/temp-queue/processes"
+"""Temporary queue of a requester's connection for the reports."""
 REPORT_BYTES_MAX = 256 * 1024
 """Largest number of bytes of a report. A process leaves out parts that do not fit."""
 REPORT_TTL_S = 10.0

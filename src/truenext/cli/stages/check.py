@@ -10,9 +10,9 @@ import msgspec
 from truenext.cli import terminal
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
 from truenext.errors import ConfigurationError
+from truenext.model.numerals import count_noun
 from truenext.stage.introspection.compatibility import (
     FORMAT,
     Incompatibility,

@@ -28,10 +28,10 @@ from truenext.cli.connection import (
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.service_broker import broker_of, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import count_noun
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, InDoubt, Refused, TruenextError
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
+from truenext.model.numerals import count_noun
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.core.cron import CronFlow, CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.service import Service

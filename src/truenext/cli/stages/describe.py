@@ -20,10 +20,10 @@ from truenext.cli.connection import (
 )
 from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.credentials import Credentials
 from truenext.model.destination import DEAD_LETTER_PREFIX
+from truenext.model.numerals import count_noun
 from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
 from truenext.stage.introspection.graph import graph_of
 

@@ -11,12 +11,12 @@ import click
 import msgspec
 
 from truenext.cli import terminal
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import TEXT, PathParam
 from truenext.errors import TruenextError
 from truenext.flows.drawing import LEGEND_TEXT, TEXT_WIDTH, to_text, waterfall_lines
 from truenext.flows.model import RecordedFlow
 from truenext.flows.search import find_flows, similar_traces
+from truenext.model.numerals import count_noun
 
 FLOWS_MAX = 10
 """Largest number of flows that are drawn: the latest ones."""

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.stages.service_loader import database_option, load_with_database, service_argument
-from truenext.cli.terminal import count_noun
+from truenext.model.numerals import count_noun
 
 if TYPE_CHECKING:
     from truenext.stage.sql.outbox_report import OutboxReport

@@ -12,17 +12,17 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
-from truenext.cli.terminal import count_noun, format_age
+from truenext.cli.terminal import format_age
 from truenext.cli.watch import separate
 from truenext.clock import monotonic
 from truenext.errors import ConnectionLost
-from truenext.model.process_report import REPORT_TTL_S, STAGES_TOPIC, ProcessReport, StageFigures
+from truenext.model.numerals import count_noun
+from truenext.model.process_report import REPLIES, REPORT_TTL_S, STAGES_TOPIC, ProcessReport, StageFigures
 from truenext.model.seen_processes import SeenProcess, SeenProcesses
 
 if TYPE_CHECKING:
     from truenext.blocking import Connection, Consumer
 
-REPLIES = "/temp-queue/processes"
 GATHER_S = 2.0
 """Seconds in which reports are received after a request. With --watch also the time between two requests."""
 

@@ -10,7 +10,6 @@ from truenext.blocking import Connection, Consumer, Message, Session
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
 from truenext.cli.connection import BrokerOptions, broker_options, connected
-from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, QueueNameParam
 from truenext.client.core.send_options import SendOptions
@@ -19,6 +18,7 @@ from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.flows.envelope import NotDecoded, as_occurrence, decode_envelope, encode_envelope
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
+from truenext.model.numerals import count_noun
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.failure import FAILURE, HANDLED

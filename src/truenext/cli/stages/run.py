@@ -41,10 +41,10 @@ from truenext.cli.stages.process_exit import (
 from truenext.cli.stages.service_broker import merge_credentials, urls_option
 from truenext.cli.stages.service_loader import database_option, load_service, service_argument
 from truenext.cli.stages.source_watcher import SourceWatcher
-from truenext.cli.terminal import count_noun
 from truenext.cli.values import HOST_AND_PORT, EnumParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.model.numerals import count_noun
 from truenext.model.url import parse_host_and_port
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.core.health import STALLED_AFTER_S, assess_health

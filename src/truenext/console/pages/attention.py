@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from truenext.console.answers import QueueReport, StatusReport
-from truenext.console.formats import format_bytes, format_count, format_duration, format_plural
+from truenext.console.formats import format_bytes, format_count, format_duration
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.overview import Attention
+from truenext.model.database import AWAITED_TEXTS
 from truenext.model.destination import SPARK_PREFIX
+from truenext.model.numerals import count_noun
 from truenext.model.seen_processes import SeenProcess
 
 ATTENTION_MAX = 50
@@ -30,14 +32,13 @@ _DISK_EFFECTS = {
     ),
     "full": ("The disk is full", "All sends are refused."),
 }
-_AWAITED = {"database": "PostgreSQL", "standby": "the standby of PostgreSQL", "space": "space in PostgreSQL"}
 
 
 def judge_queue(report: QueueReport) -> tuple[str, str]:
     """Return the level (`bad`, `warn` or "") of a queue, and the reason. Dead letters, and bundles of Spark, wait for
     ever on purpose.
 
-    >>> judge_queue(QueueReport("a", waiting=3, oldest_s=70.0))
+    >>> judge_queue(QueueReport(name="a", waiting=3, oldest_s=70.0))
     ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
     """
     if report.dead_letters or report.name.startswith(SPARK_PREFIX) or not report.waiting:
@@ -85,7 +86,7 @@ def _shorten(found: Iterable[Attention], noun: str, link: str) -> list[Attention
     ordered = sorted(found, key=_is_less_urgent)
     shown, others = ordered[:KIND_MAX], ordered[KIND_MAX:]
     if others:
-        number, _, plural = format_plural(len(others), noun).partition(" ")
+        number, _, plural = count_noun(len(others), noun).partition(" ")
         shown.append(Attention(level=others[0].level, what=f"{number} more {plural}", link=link, action="Show all"))
     return shown
 
@@ -114,7 +115,7 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
             action="Show the sizes",
         )
     if status.log is not None and status.log.awaited is not None:
-        waits_for = _AWAITED.get(status.log.awaited, status.log.awaited)
+        waits_for = AWAITED_TEXTS.get(status.log.awaited, status.log.awaited)
         yield Attention(level="bad", what=f"The broker waits for {waits_for}", why="Nothing is confirmed meanwhile.")
     if not status.ready:
         yield Attention(
@@ -141,7 +142,7 @@ def _of_dead_letters(queues: Iterable[QueueReport], growth: Mapping[str, float])
             more = growth.get(report.name, 0)
             yield Attention(
                 level="bad" if more > 0 else "warn",
-                what=f"{report.name} has {format_plural(report.waiting, 'message')}",
+                what=f"{report.name} has {count_noun(report.waiting, 'message')}",
                 why=f"{format_count(round(more))} more than ten minutes ago." if more > 0 else "",
                 link=address("/dead-letters", queue=report.name),
                 action="Show the causes",
@@ -184,7 +185,7 @@ def _of_flows(given_up: int) -> Iterator[Attention]:
     if given_up:
         yield Attention(
             level="warn",
-            what=f"{format_plural(given_up, 'flow')} were given up within the last hour"
+            what=f"{count_noun(given_up, 'flow')} were given up within the last hour"
             if given_up > 1
             else "1 flow was given up within the last hour",
             link=address("/flows", order="given-up"),

@@ -13,8 +13,8 @@ from truenext.model.destination import SPARK_PREFIX
 def kind_of(report: QueueReport) -> str:
     """Return the kind of a queue.
 
-    >>> kind_of(QueueReport("failed", dead_letters=True)), kind_of(QueueReport("Consumer.a.VirtualTopic.b"))
-    ('dead letters', 'virtual topic')
+    >>> [kind_of(QueueReport(name="failed", dead_letters=True)), kind_of(QueueReport(name="Consumer.a.VirtualTopic.b"))]
+    ['dead letters', 'virtual topic']
     """
     if report.topic is not None:
         return "durable subscription"

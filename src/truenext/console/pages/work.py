@@ -9,27 +9,27 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     verb: str
     """`redrive`, `move`, `purge`, `unschedule` or `close`."""
     title: str
-    queue: str
-    selection: str
+    queue: str = ""
+    selection: str = ""
     """Words for the chosen messages, such as "the 3 chosen messages", "messages that match ..."."""
     sentences: list[str]
     """What would happen, one sentence each."""
-    count: int | None
+    count: int | None = None
     """Number of messages; None for `close`, or if not counted yet."""
-    is_part: bool
+    is_part: bool = False
     """True if there are more messages than were counted."""
-    to: dict[str, int]
+    to: dict[str, int] = {}
     """Number of messages, by the queue to which they would go."""
-    left: int
-    ended: dict[str, int]
-    needs_target: bool
+    left: int = 0
+    ended: dict[str, int] = {}
+    needs_target: bool = False
     """True if a field `to` must be filled in and the page asked for again, before the number is known."""
-    target: str
-    typed_name: str
+    target: str = ""
+    typed_name: str = ""
     """Name that the operator has to type into the field `typed`; "" if none."""
     fields: list[tuple[str, str]]
     """Hidden fields of the form that is posted to `post`."""
-    post: str
+    post: str = ""
     """Address to which the form is posted; "" if nothing can be done, as the sentences say."""
     button: str
     back: str

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from truenext.console.formats import format_plural
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.work import Action, Progress
 from truenext.console.views.queues import ask_queue
@@ -23,6 +22,7 @@ from truenext.console.work import WORK_MAX, Selection, Totals, Work, preview
 from truenext.errors import TruenextError
 from truenext.model.destination import SPARK_PREFIX, parse_queue_name
 from truenext.model.grants import Right
+from truenext.model.numerals import count_noun
 
 GROUP_FIELDS = ("origin", "reason", "cause")
 WORK_VERBS = ("redrive", "move", "purge", "unschedule")
@@ -55,7 +55,6 @@ async def action(visit: Visit) -> Action:
         to=dict(totals.to),
         left=totals.left,
         ended=dict(totals.ended),
-        needs_target=False,
         target=visit.text("to"),
         typed_name=typed,
         fields=_fields(visit, total=totals.count if is_whole else None),
@@ -72,16 +71,8 @@ def _ask_for_target(visit: Visit, selection: Selection) -> Action:
         queue=visit.text("queue"),
         selection=_describe(visit),
         sentences=["Name the queue to which the messages move. Each of them is a new arrival there."],
-        count=None,
-        is_part=False,
-        to={},
-        left=0,
-        ended={},
         needs_target=True,
-        target="",
-        typed_name="",
         fields=_fields(visit, total=None),
-        post="",
         button="Show what would happen",
         back=_back(visit),
     )
@@ -94,22 +85,12 @@ async def _ask_to_close(visit: Visit) -> Action:
     return Action(
         verb="close",
         title=f"Close connection {connection}",
-        queue="",
-        selection="",
         sentences=[
             "The connection ends, and messages that its consumers hold are redelivered. This counts no attempt for "
             "them.",
             "A client that reconnects by itself is back at once: to keep it out, remove its user from the users file, "
             "and reload.",
         ],
-        count=None,
-        is_part=False,
-        to={},
-        left=0,
-        ended={},
-        needs_target=False,
-        target="",
-        typed_name="",
         fields=[("connection", connection)],
         post="/close",
         button="Close the connection",
@@ -120,7 +101,7 @@ async def _ask_to_close(visit: Visit) -> Action:
 def _sentences(visit: Visit, verb: str, totals: Totals, *, is_whole: bool) -> list[str]:
     sentences = []
     noun = _NOUNS.get(verb, "message")
-    number = ("" if is_whole else "at least ") + format_plural(totals.count, noun)
+    number = ("" if is_whole else "at least ") + count_noun(totals.count, noun)
     if not totals.count and is_whole:
         sentences.append(f"Nothing would happen: no {noun} is selected.")
     elif verb == "redrive":
@@ -134,10 +115,10 @@ def _sentences(visit: Visit, verb: str, totals: Totals, *, is_whole: bool) -> li
     if not is_whole:
         sentences.append("Not all messages were looked at: there are too many to count them now.")
     if left := totals.left - totals.ended.total():
-        sentences.append(f"{format_plural(left, noun)} would stay: {HELD}.")
+        sentences.append(f"{count_noun(left, noun)} would stay: {HELD}.")
     for name, count in totals.ended.items():
         sentences.append(
-            f"{format_plural(count, noun)} would stay: they failed in {name}, which does not exist any more. "
+            f"{count_noun(count, noun)} would stay: they failed in {name}, which does not exist any more. "
             "Move them to a queue instead."
         )
     return sentences
@@ -155,7 +136,7 @@ def _describe(visit: Visit) -> str:
     """Return words for the chosen messages."""
     parts = []
     if sequences := visit.numbers("sequence"):
-        parts.append(format_plural(len(sequences), "chosen message"))
+        parts.append(count_noun(len(sequences), "chosen message"))
     group = [f"{name} {visit.text(name)!r}" for name in GROUP_FIELDS if name in visit.parameters]
     if group:
         parts.append(f"dead letters with {', '.join(group)}")
@@ -274,9 +255,9 @@ async def progress(visit: Visit) -> Progress:
     noun = _NOUNS.get(work.selection.verb, "message")
     sentences = []
     if work.is_over and (left := totals.left - totals.ended.total()):
-        sentences.append(f"{format_plural(left, noun)} have stayed: {HELD}.")
+        sentences.append(f"{count_noun(left, noun)} have stayed: {HELD}.")
     for name, count in totals.ended.items():
-        sentences.append(f"{format_plural(count, noun)} have stayed: they failed in {name}, which is gone.")
+        sentences.append(f"{count_noun(count, noun)} have stayed: they failed in {name}, which is gone.")
     if work.state == "stopped":
         sentences.append("What is done stays done; the same action goes on with the rest.")
     return Progress(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from truenext.console.answers import BulkAnswer, QueueList
+from truenext.console.answers import QueueList
 from truenext.console.pages.bodies import decode_stage_message
 from truenext.console.pages.dead_letters import DeadLetters, Group
 from truenext.console.pages.links import address, flow_link, queue_link
 from truenext.console.pages.queue_rows import queue_row
 from truenext.console.views.queues import browse, message_acts
 from truenext.console.visit import NotAllowed, Visit
+from truenext.console.work import pieces
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
 from truenext.model.order import PRIORITY_DEFAULT
 
@@ -55,16 +56,12 @@ async def dead_letters(visit: Visit) -> DeadLetters:
 async def _read_groups(visit: Visit, queue: str, read_max: int) -> tuple[DeadLetterGroups, int, bool]:
     """Return the groups of the first messages of a queue, how many were read, and whether there are more."""
     groups, read, until = DeadLetterGroups(), 0, time.monotonic() + READ_S * max(1, read_max // READ_MAX)
-    request: dict[str, object] = {"queue": queue, "after": (0, 0)}
-    while True:
-        answer = await visit.ask("dead-letters", request, BulkAnswer)
+    async for answer in pieces(visit.ask, "dead-letters", {"queue": queue}):
         groups.add(answer.groups)
         read += answer.moved
-        if answer.next is None:
-            return groups, read, False
-        if read >= read_max or time.monotonic() > until:
+        if answer.next is not None and (read >= read_max or time.monotonic() > until):
             return groups, read, True
-        request |= {"after": answer.next, "until": answer.until}
+    return groups, read, False
 
 
 def _group(visit: Visit, queue: str, group: DeadLetterGroup, flow: str) -> Group:

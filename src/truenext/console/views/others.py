@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from truenext.console.answers import BulkAnswer, ClientReport, PolicyReport, QueueList, ScheduledSend, SecurityEvent
+from truenext.console.answers import ClientReport, PolicyReport, QueueList, ScheduledSend, SecurityEvent
 from truenext.console.pages.bodies import beginning
 from truenext.console.pages.links import address
 from truenext.console.pages.message_rows import size_of
@@ -34,6 +34,7 @@ from truenext.console.pages.spark_queries import sink_row, source_row
 from truenext.console.views.overview import broker_figures
 from truenext.console.views.queues import browse, position
 from truenext.console.visit import Visit
+from truenext.console.work import pieces
 from truenext.errors import Code, Refused, TruenextError
 from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.model.spark_queues import (
@@ -116,14 +117,12 @@ async def _sends(visit: Visit, request: dict[str, object], count_max: int) -> tu
     """Return the soonest scheduled sends that a request selects, how many were read, and whether that is all."""
     found: list[ScheduledSend] = []
     count = 0
-    request = request | {"after": (0, 0)}
-    while True:
-        answer = await visit.ask("scheduled", request, BulkAnswer)
+    async for answer in pieces(visit.ask, "scheduled", request):
         count += answer.moved
         found = nsmallest(ROWS, [*found, *answer.sends], key=lambda each: each.due_ms)
-        if answer.next is None or count >= count_max:
-            return found, count, answer.next is None
-        request |= {"after": answer.next, "until": answer.until}
+        if answer.next is not None and count >= count_max:
+            return found, count, False
+    return found, count, True
 
 
 def _scheduled_row(visit: Visit, queue: str, send: ScheduledSend) -> ScheduledRow:
