@@ -98,7 +98,7 @@ class ConsumerReport(msgspec.Struct, frozen=True):
 class Setting(msgspec.Struct, frozen=True):
     """One setting of a queue's policy."""
 
-    value: float | str | None = None
+    value: int | float | str | None = None
     source: str = ""
     """Origin of the value: a table of the configuration file, `command line` or `default`."""
 

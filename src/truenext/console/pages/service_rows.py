@@ -117,9 +117,9 @@ def _stage_row(
         waiting=None if queue is None else queue.waiting,
         oldest_s=None if queue is None else queue.oldest_s,
         consumers=None if queue is None else queue.consumers,
-        processed=outcomes["completed"] if own else None,
-        retries=outcomes["failed"] if own else None,
-        failed=_given_up(own) if own else None,
+        completed=outcomes["completed"] if own else None,
+        failed=outcomes["failed"] if own else None,
+        given_up=_given_up(own) if own else None,
         dead_letters=address("/dead-letters", queue=dead_letters) if has_dead_letters else "",
         sends_to=[each.to for each in stage.references],
     )

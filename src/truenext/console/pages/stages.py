@@ -30,11 +30,15 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     oldest_s: float | None
     consumers: int | None
-    processed: int | None
-    retries: int | None
+    completed: int | None
+    """Number of messages completed by the processes that have reported. None if the stage has had none; so are the two
+    below."""
     failed: int | None
     dead_letters: str
     """Link to its dead letters; "" if there are none."""
+    """Number of executions that failed; each attempt counts."""
+    given_up: int | None
+    """Number of messages that were given up."""
     sends_to: list[str]
 
 
