@@ -327,7 +327,14 @@ STAGES = stages.Stages(
                     figures=[Figure("running", 3), Figure("processed", 10_233)],
                 ),
                 stages.ProcessRow(
-                    service="shop", version="1.2", instance="a2-17", state="silent", why="", answered_s=43.0, figures=[]
+                    service="shop",
+                    version="1.2",
+                    instance="a2-17",
+                    state="silent",
+                    why="",
+                    answered_s=43.0,
+                    figures=[],
+                    run="5b0e",
                 ),
             ],
             stages=[

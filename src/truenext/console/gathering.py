@@ -211,6 +211,10 @@ class StageGathering(_Loop):
         consumer = self._consumer[1]
         # A page does not wait for the slowest process.
         until = time.monotonic() + (STEP_S - 1 if self.has_answer.is_set() else FIRST_REPORTS_S)
+    def dismiss(self, run: str) -> bool:
+        """Forget a process that does not answer, until it does. Return False if there is none."""
+        return self._seen.dismiss(run, time.monotonic())
+
         try:
             await connection.send(
                 STAGES_TOPIC, b"", persistent=False, ttl=REPORT_TTL_S, reply_to=REPLIES, timeout=STEP_S
