@@ -171,7 +171,7 @@ def test_consumers_and_policy_are_printed(broker: BrokerProcess, queue: str) -> 
     client.subscribe(queue, prefetch=None, subscription="own")
     output = broker.output_of("consumers", queue)
     head, first, second = columns_of(output)
-    assert head[:4] == ["subscription", "window", "held", "last ack"]
+    assert head[:5] == ["subscription", "window", "held", "held for", "last ack"]
     assert first[:4] == ["1", "3", "0", "never"]
     assert first[-1] == f"/queue/{queue} where colour = 'red'"
     assert second[1] == "10 (automatic)"
