@@ -98,9 +98,9 @@ def line_of(letter: SentMessage) -> str:
 
 def without_digits(line: str) -> str:
     """Return a line with # for each word that has a digit, as C32.14 says."""
-    words = groupby(line, lambda letter: letter.isalnum() or letter in "_-")
+    words = groupby(line, lambda letter: letter.isascii() and (letter.isalnum() or letter in "_-"))
     texts = ["".join(letters) for _, letters in words]
-    return "".join("#" if any(map(str.isdigit, text)) else text for text in texts)
+    return "".join("#" if set(text) & set("0123456789") else text for text in texts)
 
 
 def key_of(letter: SentMessage) -> tuple[str, str, str]:
@@ -268,6 +268,21 @@ def test_group_and_selector_must_both_match() -> None:
     assert [result.count for result in queue.pieces(request)] == [1]
     assert queue.count(COUNT_ALL) == {("orders", "rejected", "one"): 2, ("orders", "rejected", "two"): 1}
     assert queue.count(CountDeadLetters("DLQ.orders", selector="colour = 'red'")) == {("orders", "rejected", "one"): 1}
+
+
+@pytest.mark.parametrize("cause", ["1 " * 127, "x" * 4000])
+def test_piece_ends_early_if_its_causes_take_long(cause: str) -> None:
+    failed = make_dead_letter(
+        SentMessage(4, True, 0, b"", b""),
+        "orders",
+        Policy(),
+        attempts=1,
+        causes=Causes(cause, cause),
+        reason=REJECTED,
+        now_ms=1,
+    )
+    counts = [result.count for result in DeadLetterQueue([failed.message] * 100).pieces(COUNT_ALL)]
+    assert len(counts) > 1 and sum(counts) == 100
 
 
 def test_messages_of_a_queue_that_is_no_dead_letter_queue_are_not_counted() -> None:
