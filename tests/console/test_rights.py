@@ -189,6 +189,7 @@ ACTS: dict[str, tuple[str, dict[str, object]]] = {
     "redrive": ("/work", {"verb": "redrive", "queue": DEAD, "sequence": 10**9}),
     "unschedule": ("/work", {"verb": "unschedule", "queue": ORDERS, "sequence": 10**9}),
     "close": ("/close", {"connection": "x-1"}),
+    "dismiss": ("/dismiss", {"run": "x-1"}),
 }
 MAY: dict[str, set[str]] = {
     "nobody": set(),
@@ -196,7 +197,7 @@ MAY: dict[str, set[str]] = {
     "monitor": set(),
     "rita": set(),
     "mover": {"pause", "resume", "purge", "move", "unschedule"},
-    "otto": {"pause", "resume", "purge", "move", "move elsewhere", "redrive", "unschedule"},
+    "otto": {"pause", "resume", "purge", "move", "move elsewhere", "redrive", "unschedule", "dismiss"},
     "admin": set(ACTS),
 }
 
@@ -210,8 +211,9 @@ def test_actions_are_done_only_with_their_right(broker: BrokerProcess, user: str
             done = set()
             for name, (path, fields) in ACTS.items():
                 answer = await browser.act(path, **fields)
-                # A connection that is not there is one for those who may close it.
-                assert answer.status in (303, 403, 404) and (answer.status != 404 or name == "close"), answer.text
+                # A connection or process that is not there is one for those who may close or dismiss it.
+                is_found = answer.status != 404
+                assert answer.status in (303, 403, 404) and (is_found or name in ("close", "dismiss")), answer.text
                 if answer.status != 403:
                     done.add(name)
             assert done == MAY[user]

@@ -17,6 +17,11 @@ COUNT = 390
 """Number of dead letters: some pieces of DEAD_LETTERS_PER_PIECE."""
 
 
+def word_of(number: int) -> str:
+    """Return a word without digits for a number: a, b, ..., ba, bb, ..."""
+    return (word_of(number // 26) if number >= 26 else "") + chr(ord("a") + number % 26)
+
+
 def reject(broker: BrokerProcess, queue: str, count: int, *, causes: int) -> None:
     """Make dead letters of `count` messages, whose causes have `causes` different first lines, and of one without a
     cause."""
@@ -27,7 +32,9 @@ def reject(broker: BrokerProcess, queue: str, count: int, *, causes: int) -> Non
     client.send(queue, b"last", confirmed=True)
     for message in client.messages(count + 1):
         cause = (
-            f"cause {int(message.body) % causes}\nin line {message.body.decode()}" if message.body != b"last" else ""
+            f"cause {word_of(int(message.body) % causes)} of message {message.body.decode()}\nsecond line"
+            if message.body != b"last"
+            else ""
         )
         headers = {"truenext-reject": "true"} | ({"truenext-cause": cause} if cause else {})
         client.send_frame("NACK", {"id": message.headers["ack"], **headers})
@@ -54,20 +61,24 @@ def test_dead_letters_are_counted_by_cause_and_a_group_is_re_driven_moved_and_pu
     facts = json.loads(broker.output_of("dead-letters", f"DLQ.{queue}", "--json"))
     assert all(before - 300_000 < group["first"] <= group["last"] <= before + 1000 for group in facts["groups"])
     each = COUNT // 3
-    assert groups_of(broker, queue) == {"cause 0": each, "cause 1": each, "cause 2": each, "": 1}
-    dry = broker.output_of("redrive", f"DLQ.{queue}", "--cause", "cause 1", "--dry-run")
+    assert groups_of(broker, queue) == {f"cause {word} of message #": each for word in "abc"} | {"": 1}
+    dry = broker.output_of("redrive", f"DLQ.{queue}", "--cause", "cause b of message #", "--dry-run")
     assert dry == f"{each} would be moved to {queue}\n"
-    assert broker.output_of("redrive", f"DLQ.{queue}", "--cause", "cause 1") == f"{each} moved to {queue}\n"
+    assert (
+        broker.output_of("redrive", f"DLQ.{queue}", "--cause", "cause b of message 1") == f"{each} moved to {queue}\n"
+    )
     back = [int(message.body) % 3 for message in broker.remaining_messages(queue)]
     assert back == [1] * each
-    moved = broker.output_of("move", f"DLQ.{queue}", f"{queue}.later", "--origin", queue, "--cause", "cause 2")
+    moved = broker.output_of(
+        "move", f"DLQ.{queue}", f"{queue}.later", "--origin", queue, "--cause", "cause c of message 9"
+    )
     assert moved == f"{each} moved to {queue}.later\n"
     assert broker.output_of("purge", f"DLQ.{queue}", "--reason", "rejected", "--cause", "") == "1 removed\n"
     assert broker.output_of("purge", f"DLQ.{queue}", "--reason", "expired") == "0 removed\n"
-    assert groups_of(broker, queue) == {"cause 0": each}
+    assert groups_of(broker, queue) == {"cause a of message #": each}
     printed = broker.output_of("dead-letters", f"DLQ.{queue}").splitlines()
     assert printed[0] == f"{each} messages in DLQ.{queue}"
-    assert re.fullmatch(rf" +{each}  \S+ \S+ UTC  \S+ \S+ UTC  {queue} +rejected  cause 0", printed[2])
+    assert re.fullmatch(rf" +{each}  \S+ \S+ UTC  \S+ \S+ UTC  {queue} +rejected  cause a of message 0", printed[2])
     for name in (f"DLQ.{queue}", f"{queue}.later", queue):
         broker.output_of("purge", name)
 
@@ -160,7 +171,7 @@ def test_consumers_and_policy_are_printed(broker: BrokerProcess, queue: str) -> 
     client.subscribe(queue, prefetch=None, subscription="own")
     output = broker.output_of("consumers", queue)
     head, first, second = columns_of(output)
-    assert head[:4] == ["subscription", "window", "held", "last ack"]
+    assert head[:5] == ["subscription", "window", "held", "held for", "last ack"]
     assert first[:4] == ["1", "3", "0", "never"]
     assert first[-1] == f"/queue/{queue} where colour = 'red'"
     assert second[1] == "10 (automatic)"

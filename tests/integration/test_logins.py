@@ -22,6 +22,7 @@ from tests.integration.raw_client import RECEIVE_SECONDS, TRUENEXT_CLIENT, RawCl
 from tests.integration.test_grants import RequestRefused, UserClient, UserText, passwords
 from tests.integration.test_takeover import numbered as numbered_connection
 from tests.integration.test_takeover import secret_of
+from truenext.model.limits import FAILED_LOGINS_PER_USER
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAME_SHAPES
@@ -174,6 +175,19 @@ def test_wrong_logins_get_the_same_answer(guarded_broker: GuardedBroker, is_reme
     assert {code_of(answer) for answer in answers.values()} == {"login"}
     assert len({(str(answer.headers), answer.body) for answer in answers.values()}) == 1, answers
     assert b"shop" not in answers["unknown user"].body
+
+
+def test_logins_with_neither_user_nor_password_are_refused_and_count_as_no_failed_ones(
+    guarded_broker: GuardedBroker,
+) -> None:
+    """Fixed: a console that learned so whether the broker has users caused a failed login, and clients without a login
+    kept all others of their address out."""
+    # C32.15
+    for _ in range(FAILED_LOGINS_PER_USER + 2):
+        assert code_of(login_answer(guarded_broker, None, None)) == "login"
+    assert code_of(login_answer(guarded_broker, "", "")) == "login"
+    assert "login missing " in guarded_broker.log and "login failed " not in guarded_broker.log
+    assert guarded_broker.login(ADMIN).ask("security") == []
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])

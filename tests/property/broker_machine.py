@@ -27,6 +27,7 @@ from tests.property import targets
 from tests.property.counts_audit import CountsAudit
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
+from tests.property.held_audit import HeldAudit
 from tests.property.memory_audit import miscounted, not_evicted, orphaned_names
 from tests.property.oracle import (
     MESSAGE_BYTES,
@@ -676,6 +677,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.sessions = {}
         self.browses = []
         self.counts = CountsAudit(self.engine)
+        self.held = HeldAudit(self.engine)
         self.engine.lifespan.start()
         batch = self.engine.take_batch()
         assert batch is not None
@@ -769,6 +771,8 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"memory is counted wrong: {wrong}")
         if wrong := self.counts.unbalanced():
             raise Disagreement(f"queues have other messages than their counts say: {wrong}")
+        if wrong := self.held.differing():
+            raise Disagreement(f"messages are held for another time: {wrong}")
         for peer, session in self.sessions.items():
             if session.release_count != peer.round:
                 raise Disagreement(f"{peer.name} is in round {session.release_count}, not {peer.round}")
@@ -2426,6 +2430,7 @@ class BrokerMachine(RuleBasedStateMachine):
             for queue in self.engine.queues.by_name.values():
                 if queue.has_groups:
                     _query_waiting(self.engine, queue)
+        self.held.add(effects.deliveries)
         self._check_asked(asked, effects.deliveries)
         self._learn_windows()
         self._learn_joins()

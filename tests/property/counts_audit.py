@@ -5,6 +5,7 @@ of it (engine/writing/event_log.py). At each batch both must agree, queue by que
 C32.2, C32.3, C32.4).
 """
 
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -12,7 +13,17 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.counts import NO_RARE_COUNTS, Counts
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.model.events import BLOCK, BLOCKING, CHUNK, DELAYED, REASONS, EventKind, chunks_in, columns_size
+from truenext.model.events import (
+    BLOCK,
+    BLOCKING,
+    CHUNK,
+    DELAYED,
+    FAILURES,
+    REASONS,
+    EventKind,
+    chunks_in,
+    columns_size,
+)
 
 COUNTED = {
     EventKind.ACCEPTED: "accepted",
@@ -33,15 +44,23 @@ LEAVING = ("acknowledged", "expired", "dead-lettered", "handled", "moved", "purg
 NOT_REQUEUED = tuple(map(REASONS.index, (DELAYED, BLOCKING, "due")))
 """Reasons of a `returned` with which no message was requeued: one was read from the store, or its delay has ended."""
 
+FAILED = tuple(code for code, reason in enumerate(REASONS) if reason.split(" ")[0] in FAILURES)
+"""Reasons of a `returned` that counted an attempt."""
 
-def _blocks(history: bytes) -> Iterator[tuple[EventKind, int, int, int]]:
-    """Yield kind, reason, number of events and queue of each block."""
+
+def _blocks(history: bytes) -> Iterator[tuple[EventKind, int, int, int, int]]:
+    """Yield kind, reason, number of events and queue of each block, and how many of its messages have failed again."""
     for chunk in chunks_in(history):
         at = CHUNK.size
         while at < len(chunk):
             kind, code, count, queue, other, _ = BLOCK.unpack_from(chunk, at)
-            at += BLOCK.size + columns_size(kind, count, other)
-            yield EventKind(kind), code, count, queue
+            at += BLOCK.size
+            again = 0
+            if kind == EventKind.RETURNED and code in FAILED:
+                # After the sequences, of 8 bytes each.
+                again = sum(attempts > 1 for attempts in struct.unpack_from(f"<{count}I", chunk, at + 8 * count))
+            at += columns_size(kind, count, other)
+            yield EventKind(kind), code, count, queue, again
 
 
 def _as_counter(counts: Counts) -> Counter[str]:
@@ -51,6 +70,7 @@ def _as_counter(counts: Counts) -> Counter[str]:
             "accepted": counts.accepted,
             "acknowledged": counts.acknowledged,
             "returned": rare.returned,
+            "failed again": rare.failed_again,
             "expired": rare.expired,
             "dead-lettered": sum(rare.dead_lettered.values()),
             "handled": rare.handled,
@@ -73,12 +93,15 @@ class CountsAudit:
 
     def add(self, history: bytes) -> None:
         """Add the events of a batch that the engine has just closed."""
-        for kind, code, count, queue in _blocks(history):
+        for kind, code, count, queue, again in _blocks(history):
             if kind is EventKind.NAME:
                 self._by_number[queue] = Counter()
             elif kind in COUNTED and not (kind is EventKind.RETURNED and code in NOT_REQUEUED):
                 self._by_number[queue][COUNTED[kind]] += count
                 self._sum[COUNTED[kind]] += count
+            if again:
+                self._by_number[queue]["failed again"] += again
+                self._sum["failed again"] += again
 
     def differing(self) -> list[str]:
         """Return the counts that differ from the events. Call it only after the events of the last batch were added,

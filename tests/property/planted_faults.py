@@ -269,6 +269,7 @@ class Choice:
                     continue
                 consumer = min(receivers, key=self.preference)
                 entry.deliveries += 1
+                entry.dispatched_us = commit_state.now_us
                 if consumer.auto_window is not None and not consumer.held:
                     consumer.auto_window.start_sample(entry.sequence, now_ms)
                 consumer.held[entry.sequence] = entry
@@ -4536,6 +4537,28 @@ def a_requeued_message_counts_twice(patch: Patch) -> None:
         entry.lane.queue.counts.rare.returned += 1
 
     targets.REQUEUE.replace(patch, faulty)
+
+
+def a_first_failure_counts_as_one_of_a_message_that_fails_again(patch: Patch) -> None:
+    requeue = targets.REQUEUE.original
+
+    def faulty(settlement: Settlement, entry: Entry, *options: Any, **more: Any) -> None:
+        attempts = entry.attempts
+        requeue(settlement, entry, *options, **more)
+        entry.lane.queue.counts.rare.failed_again += (attempts, entry.attempts) == (0, 1)
+
+    targets.REQUEUE.replace(patch, faulty)
+
+
+def a_message_dispatched_again_is_held_since_its_first_dispatch(patch: Patch) -> None:
+    dispatch_entry = targets.DISPATCH_ENTRY.original
+
+    def faulty(dispatcher: Dispatcher, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
+        first_us = entry.dispatched_us
+        dispatch_entry(dispatcher, entry, consumer, deliveries)
+        entry.dispatched_us = first_us or entry.dispatched_us
+
+    targets.DISPATCH_ENTRY.replace(patch, faulty)
 
 
 def a_message_that_is_acknowledged_in_a_transaction_counts_in_no_queue(patch: Patch) -> None:

@@ -383,6 +383,7 @@ FREE_NUMBER = Target(QueueNumberAllocator.free, QueueNumberAllocator)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
+DISPATCH_ENTRY = Target(Dispatcher.dispatch_entry, Dispatcher)
 DISPATCH_LANE = Target(Dispatcher._dispatch_lane, Dispatcher)
 EXPRESS = Target(Dispatcher._dispatch_express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(BrokerConsumer.has_express_credit, BrokerConsumer)

@@ -189,7 +189,9 @@ def test_figures_of_the_status_are_metrics() -> None:
         'messages{state="waiting"}': 3,
         'messages{state="held"}': 0,
         "dead_letters": 1,
+        "held_message_seconds": 0,
         "messages_accepted_total": 3,
+        "messages_failed_again_total": 0,
         'messages_dead_lettered_total{reason="rejected"}': 0,
         "disk_level": 1,
         'logins_total{result="accepted"}': 3,
@@ -214,7 +216,10 @@ def test_metrics_have_no_text_of_a_client_but_names_of_chosen_queues() -> None:
 
 
 def test_queue_with_metrics_of_its_own_has_its_name_as_a_label() -> None:
-    queue = report('a"b\\c', waiting=5, consumers=2, oldest_s=1.5, acknowledged=7, dead_lettered={"rejected": 4})
+    dead = {"rejected": 4}
+    queue = report(
+        'a"b\\c', waiting=5, consumers=2, oldest_s=1.5, held_s=2.5, acknowledged=7, failed_again=3, dead_lettered=dead
+    )
     samples = scrape(FakeBroker(figures([queue])).metrics("a*"))
     label = 'queue="a"b\\c"'
     expected = {
@@ -222,7 +227,9 @@ def test_queue_with_metrics_of_its_own_has_its_name_as_a_label() -> None:
         f"consumers{{{label}}}": 2,
         f"paused{{{label}}}": 0,
         f"oldest_message_seconds{{{label}}}": 1.5,
+        f"held_message_seconds{{{label}}}": 2.5,
         f"messages_acknowledged_total{{{label}}}": 7,
+        f"messages_failed_again_total{{{label}}}": 3,
         f'messages_dead_lettered_total{{{label},reason="rejected"}}': 4,
         f'messages_dead_lettered_total{{{label},reason="expired"}}': 0,
     }

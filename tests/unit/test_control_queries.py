@@ -27,7 +27,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
-from truenext.model.commands import AckMode, ControlRequest, Send, Subscribe
+from truenext.model.commands import Ack, AckMode, ControlRequest, Nack, Send, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
@@ -38,6 +38,7 @@ from truenext.store.memory import MemoryStore
 from truenext.store.store import JournalSize, Store
 
 MANY = 2345
+UNKNOWN = ClientIdentity("1", None, None, None)
 
 
 class ReportDriver:
@@ -51,6 +52,10 @@ class ReportDriver:
         self.audit = StuckQueueDetector()
         self.store: Store = MemoryStore()
         self.log: Log | None = None
+
+    def tick(self, seconds: float) -> None:
+        """Set both clocks."""
+        self.engine.state.commit_state.tick(int(seconds * 1_000_000), int(seconds * 1_000_000))
 
     def send(self, queue: str) -> None:
         self.send_to(f"/queue/{queue}")
@@ -103,7 +108,8 @@ def row(name: str, **facts: Any) -> dict[str, Any]:
     states = {"waiting": 0, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False}
     states["accepted"] = facts.get("waiting", 0) + facts.get("unacknowledged", 0)
     oldest = {"oldest_s": 0.0} if facts.get("waiting") else {}
-    return {"name": name} | states | oldest | facts
+    held = {"held_s": 0.0} if facts.get("unacknowledged") else {}
+    return {"name": name} | states | oldest | held | facts
 
 
 def test_queues_query_lists_many_queues_once_in_the_order_of_their_names() -> None:
@@ -138,16 +144,58 @@ def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> N
 def test_messages_of_one_queue_held_by_a_wildcard_consumer_are_counted_in_short_steps() -> None:
     """Fixed: all that a consumer of a pattern held was gone through in one step."""
     # C32.10
-    driver, unknown = ReportDriver(), ClientIdentity("1", None, None, None)
+    driver = ReportDriver()
     driver.subscribe("/queue/a.*", window=3 * ITEMS_PER_STEP)
     for number in range(3 * ITEMS_PER_STEP):
         driver.send("a.x" if number % 3 else "a.y")
     driver.engine.turn.run()
-    steps = iter(report_consumers(driver.engine, "a.y", lambda _: unknown))
+    steps = iter(report_consumers(driver.engine, "a.y", lambda _: UNKNOWN))
     for _ in range(3):
         next(steps)
     (report,) = json.loads(finished(steps))
     assert report["held"] == ITEMS_PER_STEP
+
+
+def test_message_that_a_consumer_holds_longest_is_told_by_queue_and_consumer() -> None:
+    # C32.16
+    driver, other = ReportDriver(), "Spark.source.main.1f"
+
+    def dispatch(seconds: float, *queues: str) -> None:
+        driver.tick(seconds)
+        for queue in queues:
+            driver.send(queue)
+        driver.engine.turn.run()
+
+    def held(order: str = "name") -> dict[str, float | None]:
+        return {row["name"]: row["held_s"] for row in driver.answer("queues", {"order": order})["queues"]}
+
+    def of_consumers(queue: str) -> list[tuple[int, float | None]]:
+        rows = json.loads(finished(iter(report_consumers(driver.engine, queue, lambda _: UNKNOWN))))
+        return [(row["held"], row["held_s"]) for row in rows]
+
+    driver.subscribe("/queue/a.x", window=3)
+    driver.subscribe("/queue/a.*", window=10)
+    driver.subscribe(f"/queue/{other}")
+    driver.send("idle")
+    dispatch(90, other)
+    # The first goes to the consumer of the queue, the next one to that of the pattern.
+    dispatch(100, "a.x")
+    dispatch(110, "a.x", "a.y")
+    dispatch(130.5)
+    assert held("held") == {other: 40.5, "a.x": 30.5, "a.y": 20.5, "idle": None}
+    assert list(held("held")) == [other, "a.x", "a.y", "idle"]
+    assert sorted(of_consumers("a.x")) == [(1, 20.5), (1, 30.5)] and of_consumers("a.y") == [(1, 20.5)]
+    answer = driver.answer("queues", {"name": "a."})
+    assert answer["sums"]["held_s"] == 30.5 == driver.answer("status")["held_s"], "but for Spark"
+    (mine,) = [each for each in driver.session.consumers.values() if each.destination.name == "a.x"]
+    (sequence,) = mine.held
+    driver.engine.commands.nack(driver.session, Nack("/queue/a.x", sequence, None))
+    dispatch(140.5)
+    assert held()["a.x"] == 30.5, "the other one; the first was dispatched anew"
+    for consumer in list(driver.session.consumers.values()):
+        for sequence in list(consumer.held):
+            driver.engine.commands.acknowledge(driver.session, Ack(consumer.subscription, sequence, None))
+    assert set(held().values()) == {None} and driver.answer("status")["held_s"] is None
 
 
 def test_status_sums_temporary_destinations_and_names_the_largest() -> None:

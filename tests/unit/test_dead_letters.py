@@ -1,5 +1,5 @@
-"""Tests that dead letters are grouped by origin, reason and first line of the last cause, piece by piece; and that a
-group chooses the same messages for re-drives, moves and purges.
+"""Tests that dead letters are grouped by origin, reason and first line of the last cause, but for words with digits,
+piece by piece; and that a group chooses the same messages for re-drives, moves and purges.
 
 The expected groups come from all headers, decoded one by one. The code under test searches the header lines.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.model import dead_letters
 from truenext.model.batch import Causes
 from truenext.model.commands import Send
-from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups, GroupFilter
+from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups, GroupFilter, cause_pattern
 from truenext.model.destination import parse_address
 from truenext.model.header_lines import decode_header_lines
 from truenext.model.limits import DEAD_LETTERS_PER_PIECE, GROUP_SEQUENCES_MAX, PAGE_BYTES
@@ -54,6 +55,14 @@ CAUSES = st.sampled_from(
         "\\n",
         "x" * 254 + "  y",
         "\r\n \n\t two \r\n",
+        "order 17: no tea",
+        "order A-18_b: no tea",
+        "order -٣-: no tea",
+        "order 0f8fad5b-d9cb-469f-a165-70867728950e: no tea",
+        "order #: no tea",
+        "order seventeen: no tea",
+        "x" * 250 + " 17 18",
+        "1" * 300,
     ]
 )
 ORIGINS = st.sampled_from(["orders", "DLQ.orders", "subscription,c,s,t", "a:b"])
@@ -80,13 +89,26 @@ def letters(draw: st.DrawFn) -> SentMessage:
     return failed.message
 
 
+def line_of(letter: SentMessage) -> str:
+    """Return the first line of the cause of a dead letter, as C32.14 says."""
+    cause = decode_header_lines(letter.header).get("truenext-original-last-cause", "")
+    lines = [line.strip() for line in cause.split("\n") if line.strip()]
+    return lines[0][:255].rstrip() if lines else ""
+
+
+def without_digits(line: str) -> str:
+    """Return a line with # for each word that has a digit, as C32.14 says."""
+    words = groupby(line, lambda letter: letter.isascii() and (letter.isalnum() or letter in "_-"))
+    texts = ["".join(letters) for _, letters in words]
+    return "".join("#" if set(text) & set("0123456789") else text for text in texts)
+
+
 def key_of(letter: SentMessage) -> tuple[str, str, str]:
     """Return the group of a dead letter, as C32.14 says."""
     headers = decode_header_lines(letter.header)
     origin = letter.redrive_queue or headers.get("truenext-original-destination", "")
-    lines = [line.strip() for line in headers.get("truenext-original-last-cause", "").split("\n") if line.strip()]
-    cause = lines[0][:255].rstrip() if lines else ""
-    return origin.removeprefix("/queue/"), headers.get("truenext-dead-letter-cause", ""), cause
+    reason = headers.get("truenext-dead-letter-cause", "")
+    return origin.removeprefix("/queue/"), reason, without_digits(line_of(letter))
 
 
 def time_of(letter: SentMessage) -> int:
@@ -99,7 +121,8 @@ def expected_groups(found: list[SentMessage]) -> dict[tuple[str, str, str], Dead
         members = {number: letter for number, letter in enumerate(found, 1) if key_of(letter) == key}
         times = [time_of(letter) for letter in members.values()]
         sequences = list(members)[:GROUP_SEQUENCES_MAX]
-        groups[key] = DeadLetterGroup(*key, len(members), min(times), max(times), sequences)
+        example = line_of(next(iter(members.values())))
+        groups[key] = DeadLetterGroup(*key, len(members), min(times), max(times), sequences, example)
     return groups
 
 
@@ -128,7 +151,7 @@ def test_groups_of_pieces_add_up_to_those_of_all_messages_with_the_rest_as_other
     assert (all_groups.others is None) == (not rest)
     if all_groups.others is not None:
         others = all_groups.others
-        assert (others.origin, others.reason, others.cause) == ("", "", "")
+        assert (others.origin, others.reason, others.cause, others.example) == ("", "", "", "")
         assert others.count == sum(group.count for group in rest)
         assert others.first == min(group.first for group in rest)
         assert others.last == max(group.last for group in rest)
@@ -142,6 +165,14 @@ def test_filter_matches_the_messages_whose_group_has_its_fields(
     fields = [value if is_named else None for value, is_named in zip(key_of(other), names, strict=True)]
     expected = all(value in (None, own) for value, own in zip(fields, key_of(letter), strict=True))
     assert GroupFilter(*fields).matches(letter) is expected
+    if fields[2] is not None:
+        assert GroupFilter(fields[0], fields[1], line_of(other)).matches(letter) is expected
+
+
+@given(st.text(st.sampled_from("a7-_ :#'\u0663\n"), max_size=20))
+def test_line_of_a_cause_has_a_number_sign_for_each_word_with_a_digit(line: str) -> None:
+    # C32.14
+    assert cause_pattern(line) == without_digits(line) == cause_pattern(cause_pattern(line))
 
 
 class DeadLetterQueue:
@@ -237,6 +268,21 @@ def test_group_and_selector_must_both_match() -> None:
     assert [result.count for result in queue.pieces(request)] == [1]
     assert queue.count(COUNT_ALL) == {("orders", "rejected", "one"): 2, ("orders", "rejected", "two"): 1}
     assert queue.count(CountDeadLetters("DLQ.orders", selector="colour = 'red'")) == {("orders", "rejected", "one"): 1}
+
+
+@pytest.mark.parametrize("cause", ["1 " * 127, "x" * 4000])
+def test_piece_ends_early_if_its_causes_take_long(cause: str) -> None:
+    failed = make_dead_letter(
+        SentMessage(4, True, 0, b"", b""),
+        "orders",
+        Policy(),
+        attempts=1,
+        causes=Causes(cause, cause),
+        reason=REJECTED,
+        now_ms=1,
+    )
+    counts = [result.count for result in DeadLetterQueue([failed.message] * 100).pieces(COUNT_ALL)]
+    assert len(counts) > 1 and sum(counts) == 100
 
 
 def test_messages_of_a_queue_that_is_no_dead_letter_queue_are_not_counted() -> None:

@@ -64,8 +64,8 @@ def test_list_of_some_queues_has_ages_rates_and_sums(driver: ReportDriver, monke
     driver.engine.queues.by_name["orders.eu"].rate = 12.5
     done = run_with(monkeypatch, Answering(driver), "queues", "order", "--order", "waiting", "--count", "1")
     assert done.output.splitlines() == [
-        " queue      waiting  unacknowledged  consumers  scheduled  dead  oldest  rate",
-        " orders.eu       12               0          0          0     0    90 s  12.5",
+        " queue      waiting  unacknowledged  consumers  scheduled  dead  oldest  held for  again  rate",
+        " orders.eu       12               0          0          0     0    90 s                   12.5",
         "1 of 2 queues: 15 waiting, the oldest for 90 s, 0 unacknowledged, 0 dead, 12.5 acknowledged a second",
     ]
 

@@ -28,10 +28,6 @@ from truenext.store.store import Page, UndecodedMessage
 MANY = 2 * PLACES_SORTED_PER_STEP + 7
 
 
-def now(driver: ReportDriver, seconds: float) -> None:
-    driver.engine.state.commit_state.tick(int(seconds * 1_000_000), int(seconds * 1_000_000))
-
-
 def names(answer: dict[str, Any]) -> list[str]:
     return [row["name"] for row in answer["queues"]]
 
@@ -69,23 +65,31 @@ def test_queues_of_a_part_or_a_pattern_of_the_name_are_reported_and_summed(name:
     assert (answer["sums"]["queues"], answer["sums"]["waiting"]) == (len(selected), len(selected))
 
 
-@pytest.mark.parametrize("order", ["name", "waiting", "oldest", "rate"])
+@pytest.mark.parametrize("order", ["name", "waiting", "oldest", "held", "failing", "rate"])
 @pytest.mark.parametrize("limit", [1, 7, 100])
 def test_pieces_of_an_answer_have_each_queue_once_in_order(order: str, limit: int) -> None:
     driver, random = ReportDriver(), Random(f"{order} {limit}")
     for number in range(40 if limit == 1 else MANY):
-        now(driver, random.randrange(20))
+        driver.tick(random.randrange(20))
         driver.send(f"q{number:04}")
         if number % 3 == 0:
             driver.send(f"q{number:04}")
     for queue in driver.engine.queues.by_name.values():
         queue.rate = random.choice([0, 0, 1.5, 20.1])
-    now(driver, 30)
+        queue.counts.rare.failed_again = random.choice([0, 0, 1, 20])
+    for number, name in enumerate(random.sample([*driver.engine.queues.by_name], 20)):
+        driver.subscribe(f"/queue/{name}", window=1)
+        if number % 5 == 0:
+            driver.tick(20 + number)
+            driver.engine.turn.run()
+    driver.tick(60)
     whole = driver.answer("queues", {"order": order})["queues"]
     keys: dict[str, Callable[[dict[str, Any]], float]] = {
         "name": lambda _: 0,
         "waiting": lambda row: -row["waiting"],
-        "oldest": lambda row: -row["oldest_s"],
+        "oldest": lambda row: -(row["oldest_s"] or 0),
+        "held": lambda row: -(row["held_s"] or 0),
+        "failing": lambda row: -row["failed_again"],
         "rate": lambda row: -row["rate"],
     }
     assert whole == sorted(whole, key=lambda row: (keys[order](row), row["name"]))
@@ -225,8 +229,25 @@ def test_dead_letters_count_by_reason() -> None:
         driver.engine.commands.nack(driver.session, Nack("/queue/a", sequence, None, is_rejected=True))
     driver.engine.commands.nack(driver.session, Nack("/queue/a", 3, None))
     (letters, queue) = driver.answer("queues", {})["queues"]
-    assert (queue["dead_lettered"], queue["returned"]) == ({"rejected": 2}, 1)
+    assert (queue["dead_lettered"], queue["returned"], queue["failed_again"]) == ({"rejected": 2}, 1, 0)
     assert (letters["name"], letters["accepted"]) == ("DLQ.a", 2)
+
+
+def test_message_that_fails_again_counts_and_one_that_is_released_does_not() -> None:
+    # C32.3
+    driver = ReportDriver()
+    shared = Policies(by_pattern={"a": Policy(attempts_max=4, delay_ms=0)})
+    driver.engine.commands.administering.change_policies(shared)
+    driver.subscribe("/queue/a", window=1)
+    driver.send("a")
+    counted = []
+    for _ in range(4):
+        driver.engine.turn.run()
+        driver.engine.commands.nack(driver.session, Nack("/queue/a", 1, None))
+        (queue,) = driver.answer("queues", {"names": ["a"]})["queues"]
+        counted.append((queue["returned"], queue["failed_again"]))
+    assert counted == [(1, 0), (2, 1), (3, 2), (3, 2)], "the last failure has made a dead letter"
+    assert driver.answer("status")["counts"]["failed_again"] == 2 == driver.answer("queues", {})["sums"]["failed_again"]
 
 
 # Ages and rates
@@ -235,13 +256,13 @@ def test_dead_letters_count_by_reason() -> None:
 def test_age_is_that_of_the_oldest_waiting_message_of_any_priority() -> None:
     # C32.5
     driver = ReportDriver()
-    now(driver, 100)
+    driver.tick(100)
     driver.send("a")
-    now(driver, 130)
+    driver.tick(130)
     driver.engine.commands.send(driver.session, _urgent("a"))
-    now(driver, 150)
+    driver.tick(150)
     driver.send("b")
-    now(driver, 160.5)
+    driver.tick(160.5)
     answer = driver.answer("queues", {"order": "oldest"})
     assert [(row["name"], row["oldest_s"]) for row in answer["queues"]] == [("a", 60.5), ("b", 10.5)]
     assert answer["sums"]["oldest_s"] == 60.5 == driver.answer("status")["oldest_s"]
@@ -254,11 +275,11 @@ def test_age_of_a_message_that_waits_for_its_next_try_is_left_out() -> None:
     # C32.5
     driver = ReportDriver()
     driver.subscribe("/queue/a", window=1)
-    now(driver, 100)
+    driver.tick(100)
     driver.send("a")
     driver.engine.turn.run()
     driver.engine.commands.nack(driver.session, Nack("/queue/a", 1, None, delay_ms=5000))
-    now(driver, 101)
+    driver.tick(101)
     (row,) = driver.answer("queues", {})["queues"]
     assert (row["waiting"], row["oldest_s"]) == (1, None)
 
@@ -312,7 +333,7 @@ def test_messages_from_before_the_start_are_read_once_while_answers_lack_their_a
     pager, store = CallingPager(), OnePage(lanes[-1].key)
     typed: Any = pager
     heads = UnreadHeads(engine.lifespan.unread_lanes, store, typed)  # type: ignore[arg-type]
-    now(driver, 100)
+    driver.tick(100)
 
     def ages() -> list[float | None]:
         return [row["oldest_s"] for row in driver.answer("queues", {"order": "oldest"})["queues"]]
@@ -350,7 +371,7 @@ def test_age_of_messages_that_memory_was_too_short_for_is_known() -> None:
     driver = ReportDriver()
     engine = driver.engine
     for seconds in (100, 110, 120):
-        now(driver, seconds)
+        driver.tick(seconds)
         message = SentMessage(4, True, 0, b"content-length:1000\n", bytes(1000))
         engine.commands.send(driver.session, Send(parse_address("/queue/a", "s"), message))
     batch = engine.take_batch()
@@ -362,5 +383,5 @@ def test_age_of_messages_that_memory_was_too_short_for_is_known() -> None:
     while queue.resident_count:
         engine.evict()
     assert (queue.waiting_count(), queue.oldest_ms()) == (3, 100_000)
-    now(driver, 130)
+    driver.tick(130)
     assert driver.answer("queues", {})["queues"][0]["oldest_s"] == 30.0

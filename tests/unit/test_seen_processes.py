@@ -47,6 +47,7 @@ RUNS = st.sampled_from(["a", "b", "c"])
 STEPS = st.one_of(
     st.tuples(st.just("report"), RUNS),
     st.tuples(st.just("end"), RUNS),
+    st.tuples(st.just("dismiss"), RUNS),
     st.tuples(st.just("request"), st.none()),
     st.tuples(st.just("lost"), st.none()),
     st.tuples(st.just("wait"), st.sampled_from([0.5, 3.0, SILENT_AFTER_S, 30.0])),
@@ -90,6 +91,11 @@ def test_states_of_processes_are_those_of_all_requests_and_reports(drawn: list[t
             seen.request_sent(now)
         elif kind == "lost":
             seen.connection_lost()
+        elif kind == "dismiss":
+            is_dismissed = states(seen, now).get(value, "answers") != "answers"
+            assert seen.dismiss(value, now) is is_dismissed
+            if is_dismissed:
+                forgotten[value] = True
         else:
             assert seen.add_report(body(value, has_ended=kind == "end"), now)
             forgotten[value] = False

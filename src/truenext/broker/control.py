@@ -30,11 +30,12 @@ from truenext.broker.control_answers import (
 from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.pager import Pager
 from truenext.broker.queues_request import (
+    NONE_HELD,
     MaySee,
     SumsOfQueues,
     chunks,
-    count_held,
-    count_held_by_wildcards,
+    inspect_held,
+    inspect_held_by_wildcards,
     make_queues_report,
     parse_queues_request,
     report_counts,
@@ -169,26 +170,32 @@ def _queues(context: QueryContext) -> AnswerGenerator:
 def _status(context: QueryContext) -> AnswerGenerator:
     """Report the state of the broker: memory, disk space, and numbers of messages."""
     engine = context.engine
-    by_wildcards = yield from count_held_by_wildcards(engine)
+    by_wildcards = yield from inspect_held_by_wildcards(engine)
     receivers_of = engine.state.clients.receivers_of
     durable = non_durable = in_memory = dead_letters = 0
     sums, temporary = SumsOfQueues(engine.queues.removed), _TemporaryTotals(engine.queues.removed_temporary)
+    held_by_others = NONE_HELD
     for queues in chunks(list(engine.queues.by_name.values())):
         for queue in queues:
             is_subscription = bool(queue.destination.topic)
             consumers = receivers_of(queue).consumers
-            held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
+            held = by_wildcards.get(queue, NONE_HELD)
+            if consumers:
+                held = held.plus((yield from inspect_held(consumers)))
             if queue.is_temporary:
                 non_durable += is_subscription
-                temporary.add(queue, held)
+                temporary.add(queue, held.number)
             else:
                 durable += is_subscription
                 waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
                 if queue.holds_dead_letters:
                     dead_letters += waiting
-                if queue.holds_dead_letters or queue.name.startswith(SPARK_PREFIX):
+                is_spark = queue.name.startswith(SPARK_PREFIX)
+                if queue.holds_dead_letters or is_spark:
                     # What stays for long there says nothing of consumers.
                     oldest_ms = None
+                if not is_spark:
+                    held_by_others = held_by_others.plus(held)
                 sums.add(queue, waiting, held, 0, oldest_ms)
                 in_memory += queue.resident_count
         yield
@@ -228,8 +235,9 @@ def _status(context: QueryContext) -> AnswerGenerator:
             version=VERSION,
             uptime_s=vitals.uptime_s,
             connections=len(engine.state.clients.sessions),
-            held=sums.held,
+            held=sums.held.number,
             oldest_s=sums.oldest_s(engine.state.commit_state.now_ms),
+            held_s=held_by_others.age_s(engine.state.commit_state.now_us),
             rate=round(sums.rate, 1),
             counts=sums.counts(),
             temporary_counts=report_counts(temporary.counts),

@@ -36,6 +36,8 @@ class QueueReport(msgspec.Struct):
     returned: int = 0
     """Number of times that a dispatched message was requeued, with or without an attempt. A message that becomes a dead
     letter instead does not count here."""
+    failed_again: int = 0
+    """Number of these times that counted an attempt for a message which had one already: it fails again and again."""
     expired: int = 0
     """Number of messages that were removed unconsumed, because they had expired or their durable subscription had
     ended. One that has become a dead letter does not count here."""
@@ -52,6 +54,8 @@ class QueueReport(msgspec.Struct):
     """Seconds for which the oldest of the waiting messages has been in the queue; null if none waits, or if it is from
     before the broker's start and not read yet. A message that waits for its next try while others are dispatched is
     left out."""
+    held_s: float | None = None
+    """Seconds since the dispatch of the message that consumers have held longest; null if they hold none."""
     rate: float = 0
     """Messages acknowledged in a second, on average over the last seconds."""
     lanes: dict[str, int] | UnsetType = UNSET
@@ -67,6 +71,10 @@ class QueueOrder(Enum):
     """Order by `waiting`, the largest number first."""
     OLDEST = "oldest"
     """Order by `oldest_s`, the largest age first. Queues without a waiting message are last."""
+    HELD = "held"
+    """Order by `held_s`, the longest time first. Queues of which consumers hold nothing are last."""
+    FAILING = "failing"
+    """Order by `failed_again`, the largest number first."""
     RATE = "rate"
     """Order by `rate`, the highest first."""
 
@@ -80,6 +88,8 @@ class MessageCounts(msgspec.Struct):
     """Number of messages that were acknowledged."""
     returned: int = 0
     """Number of times that a dispatched message was requeued."""
+    failed_again: int = 0
+    """Number of these times that counted an attempt for a message which had one already."""
     expired: int = 0
     """Number of messages that were removed unconsumed."""
     dead_lettered: dict[str, int] = {}
@@ -106,6 +116,8 @@ class QueueSums(MessageCounts, kw_only=True):
     """Number of scheduled sends to one of these queues alone."""
     oldest_s: float | None = None
     """Largest `oldest_s` of these queues; null if none has one."""
+    held_s: float | None = None
+    """Largest `held_s` of these queues; null if none has one."""
     rate: float = 0.0
     """Messages acknowledged in a second."""
 
@@ -301,6 +313,9 @@ class StatusReport(msgspec.Struct):
     oldest_s: float | None
     """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)) but dead-letter queues and
     those of Spark, in which messages stay; null if nothing waits in them."""
+    held_s: float | None
+    """Largest `held_s` of all queues and durable subscriptions but those of Spark, whose queries hold messages until
+    they commit; null if consumers hold nothing of them."""
     rate: float
     """Messages of queues and durable subscriptions acknowledged in a second, on average over the last seconds."""
     counts: MessageCounts

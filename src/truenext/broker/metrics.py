@@ -158,6 +158,7 @@ def _status_metrics(status: StatusReport) -> Iterator[Metric]:
     yield _gauge("temporary_bytes", "Bytes of these messages, in memory and on disk.", status.temporary.bytes)
     yield _gauge("messages_in_memory", "Messages of queues and durable subscriptions in memory.", status.in_memory)
     yield _gauge("oldest_message_seconds", _OLDEST, status.oldest_s or 0)
+    yield _gauge("held_message_seconds", _HELD, status.held_s or 0)
     yield _gauge("dead_letters", "Messages in dead-letter queues.", status.dead_letters)
     yield _gauge("stuck_queues", "Queues with a ready message and a free consumer, but no dispatch.", len(status.stuck))
     for name, about in _COUNTS.items():
@@ -199,7 +200,12 @@ def _queue_metrics(reports: list[QueueReport]) -> Iterator[Metric]:
     yield gauge(
         "oldest_message_seconds", "Age of the oldest message that waits; 0 if none.", lambda each: each.oldest_s or 0
     )
-    for name in ("accepted", "acknowledged", "returned", "expired"):
+    yield gauge(
+        "held_message_seconds",
+        "Time since the dispatch of the message that consumers have held longest; 0 if none.",
+        lambda each: each.held_s or 0,
+    )
+    for name in ("accepted", "acknowledged", "returned", "failed_again", "expired"):
         counter = CounterMetricFamily(f"truenext_queue_messages_{name}_total", _COUNTS[name], labels=("queue",))
         yield _with_samples(counter, (((each.name,), getattr(each, name)) for each in reports))
     yield dead
@@ -217,6 +223,7 @@ _COUNTS = {
     "accepted": "Messages that came into a queue.",
     "acknowledged": "Messages that were acknowledged.",
     "returned": "Times that a dispatched message was requeued.",
+    "failed_again": "Times that a message failed which had failed before, and was requeued.",
     "expired": "Messages removed because they had expired.",
     "handled": "Failed messages that went to their next handler.",
     "moved": "Messages that a request has moved or re-driven.",
@@ -225,6 +232,7 @@ _COUNTS = {
 """Meaning of each counter of MessageCounts, but for dead letters."""
 
 _OLDEST = "Age of the oldest message that waits, without dead letters and messages of Spark; 0 if none."
+_HELD = "Time since the dispatch of the message that consumers have held longest, without those of Spark; 0 if none."
 _DEAD_LETTERED = "Messages that have become dead letters, by reason."
 _DISK_LEVEL = "Free space for new messages: 0 plenty, 1 little, 2 none, 3 full."
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from truenext.broker.control_requests import AnswerGenerator, ListAnswer
-from truenext.broker.queues_request import chunks
+from truenext.broker.queues_request import NONE_HELD, Held, chunks, held_by
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
@@ -61,6 +61,9 @@ class ConsumerReport(msgspec.Struct, kw_only=True):
     """True if the consumer gets no messages until its client wakes it."""
     held: int
     """Number of messages of this queue that the consumer holds."""
+    held_s: float | None
+    """Seconds since the dispatch of the message of this queue that it has held longest; null if it holds none. If it
+    has acknowledged nothing for as long, it hangs or works for long."""
     last_acknowledgement_s: float | None
     """Seconds since the consumer's last ACK or NACK; null if there was none."""
 
@@ -96,7 +99,7 @@ def report_consumers(
     # The queue may have ended since the request.
     consumers = [] if queue is None else engine.state.clients.receivers_of(queue).all()
     for number, consumer in enumerate(consumers, 1):
-        held = (yield from _count_held(consumer, queue)) if consumer.queue is None else len(consumer.held)
+        held = (yield from _inspect_held(consumer, queue)) if consumer.queue is None else held_by(consumer)
         if consumer.is_subscribed:
             now_us = engine.state.commit_state.now_us
             rows.add(_report_consumer(consumer, held, identify(consumer.session), now_us))
@@ -106,7 +109,7 @@ def report_consumers(
     return rows.finish()
 
 
-def _report_consumer(consumer: BrokerConsumer, held: int, identity: ClientIdentity, now_us: int) -> ConsumerReport:
+def _report_consumer(consumer: BrokerConsumer, held: Held, identity: ClientIdentity, now_us: int) -> ConsumerReport:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     last_us = consumer.last_settled_us
@@ -119,16 +122,19 @@ def _report_consumer(consumer: BrokerConsumer, held: int, identity: ClientIdenti
         window=window if has_window else None,
         automatic=consumer.auto_window is not None,
         suspended=consumer.is_suspended,
-        held=held,
+        held=held.number,
+        held_s=held.age_s(now_us),
         last_acknowledgement_s=(now_us - last_us) / 1e6 if last_us else None,
     )
 
 
-def _count_held(consumer: BrokerConsumer, queue: Queue | None) -> Generator[None, None, int]:
-    """Count, in steps, what a consumer of a pattern holds of one queue. It may hold very many messages of others."""
-    held = 0
+def _inspect_held(consumer: BrokerConsumer, queue: Queue | None) -> Generator[None, None, Held]:
+    """Inspect, in steps, what a consumer of a pattern holds of one queue. It may hold very many messages of others."""
+    held = NONE_HELD
     for entries in chunks(list(consumer.held.values())):
-        held += sum(entry.lane.queue is queue for entry in entries)
+        for entry in entries:
+            if entry.lane.queue is queue:
+                held = held.plus(Held(1, entry.dispatched_us))
         yield
     return held
 

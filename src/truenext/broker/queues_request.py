@@ -7,12 +7,13 @@
 All in steps, so the answer shows different moments. Source: docs/contract.md, "What the broker tells"
 """
 
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from sys import maxsize
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,10 +21,11 @@ from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueRepo
 from truenext.broker.control_requests import ListAnswer
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import QueueConsumer
+from truenext.engine.state.consumer import BrokerConsumer, QueueConsumer
 from truenext.engine.state.counts import NO_RARE_COUNTS, Counts
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import decode_client_json
 from truenext.model.limits import QUEUE_NAMES_MAX
@@ -44,8 +46,9 @@ PLACES_SORTED_PER_STEP = 500
 QUEUES_MAX = 10_000
 """Largest number of queues in the answer to a request with a body. A copy of more would take too long for one step."""
 
-NEVER_MS = 2**63
-"""Time of the oldest message of a queue in which nothing waits, to be sorted behind all others."""
+NEVER_MS = NEVER_US = 2**63
+"""Time of the oldest message of a queue in which nothing waits, or is held: to be sorted behind all others, also as a
+float."""
 
 MaySee = Callable[[Queue], bool] | None
 """Function that tells whether a client may see a queue; None if it may see all."""
@@ -121,27 +124,58 @@ def chunks(items: list[_T], size: int = ITEMS_PER_STEP) -> Iterator[list[_T]]:
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def count_held_by_wildcards(engine: Engine) -> Generator[None, None, Counter[Queue]]:
-    """Count, in steps, the messages of each queue that wildcard consumers hold."""
-    held: Counter[Queue] = Counter()
+class Held(NamedTuple):
+    """Messages that consumers hold."""
+
+    number: int
+    since_us: int
+    """Time of the earliest dispatch of these messages, in microseconds of the monotonic clock; NEVER_US without any."""
+
+    def plus(self, other: Held) -> Held:
+        return Held(self.number + other.number, min(self.since_us, other.since_us))
+
+    def age_s(self, now_us: int) -> float | None:
+        """Return the seconds since the earliest dispatch; None without a message."""
+        return (now_us - self.since_us) / 1e6 if self.number else None
+
+
+NONE_HELD = Held(0, NEVER_US)
+
+HeldByQueue = Mapping[Queue, Held]
+"""What wildcard consumers hold, by queue. Queues of which they hold nothing are missing."""
+
+
+def inspect_held_by_wildcards(engine: Engine) -> Generator[None, None, HeldByQueue]:
+    """Inspect, in steps, what wildcard consumers hold of each queue."""
+    held: dict[Queue, Held] = {}
     for session in list(engine.state.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
                 for entries in chunks(list(consumer.held.values())):
-                    held.update(entry.lane.queue for entry in entries)
+                    for entry in entries:
+                        queue = entry.lane.queue
+                        held[queue] = held.get(queue, NONE_HELD).plus(Held(1, entry.dispatched_us))
                     yield
         yield
     return held
 
 
-def count_held(consumers: list[QueueConsumer]) -> Generator[None, None, int]:
-    """Count, in steps, the messages that the consumers of a queue hold, wildcard consumers excluded."""
-    held = 0
+def inspect_held(consumers: list[QueueConsumer]) -> Generator[None, None, Held]:
+    """Inspect, in steps, what the consumers of a queue hold, wildcard consumers excluded."""
+    held = NONE_HELD
     for some in chunks(consumers[:]):
-        held += sum(len(consumer.held) for consumer in some)
+        for consumer in some:
+            if consumer.held:
+                held = held.plus(held_by(consumer))
         if len(some) == ITEMS_PER_STEP:
             yield
     return held
+
+
+def held_by(consumer: BrokerConsumer) -> Held:
+    """Return what a consumer of one queue holds. The first message was dispatched first."""
+    first = next(iter(consumer.held.values()), None)
+    return NONE_HELD if first is None else Held(len(consumer.held), first.dispatched_us)
 
 
 class SumsOfQueues:
@@ -152,14 +186,15 @@ class SumsOfQueues:
         self._counts = Counts()
         if counts is not None:
             self._counts.add(counts)
-        self.queues = self.waiting = self.held = self.scheduled = 0
+        self.queues = self.waiting = self.scheduled = 0
+        self.held = NONE_HELD
         self.rate = 0.0
         self._oldest_ms: int | None = None
 
-    def add(self, queue: Queue, waiting: int, held: int, scheduled: int, oldest_ms: int | None) -> None:
+    def add(self, queue: Queue, waiting: int, held: Held, scheduled: int, oldest_ms: int | None) -> None:
         self.queues += 1
         self.waiting += waiting
-        self.held += held
+        self.held = self.held.plus(held)
         self.scheduled += scheduled
         self.rate += queue.rate
         self._counts.add(queue.counts)
@@ -172,14 +207,15 @@ class SumsOfQueues:
     def counts(self) -> MessageCounts:
         return report_counts(self._counts)
 
-    def report(self, now_ms: int) -> QueueSums:
+    def report(self, commit_state: CommitState) -> QueueSums:
         return QueueSums(
             **msgspec.structs.asdict(self.counts()),
             queues=self.queues,
             waiting=self.waiting,
-            held=self.held,
+            held=self.held.number,
             scheduled=self.scheduled,
-            oldest_s=self.oldest_s(now_ms),
+            oldest_s=self.oldest_s(commit_state.now_ms),
+            held_s=self.held.age_s(commit_state.now_us),
             rate=round(self.rate, 1),
         )
 
@@ -200,6 +236,7 @@ def _count_fields(counts: Counts) -> dict[str, Any]:
         "accepted": counts.accepted,
         "acknowledged": counts.acknowledged,
         "returned": rare.returned,
+        "failed_again": rare.failed_again,
         "expired": rare.expired,
         "dead_lettered": rare.dead_lettered,
         "handled": rare.handled,
@@ -214,7 +251,7 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     Makes the answer as JSON, in steps.
     """
     request = parse_queues_request(body)
-    by_wildcards = yield from count_held_by_wildcards(engine)
+    by_wildcards = yield from inspect_held_by_wildcards(engine)
     receivers_of = engine.state.clients.receivers_of
     sums, places = SumsOfQueues(), _Places(request, is_whole=not body)
     is_selected = _selector_of(request.name) if request.name else None
@@ -232,13 +269,15 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
                 continue
             if may_see is not None and not may_see(queue):
                 continue
-            waiting, oldest_ms = 0, None
+            figures = _NO_FIGURES
             if body:
                 consumers = receivers_of(queue).consumers
-                held = by_wildcards[queue] + ((yield from count_held(consumers)) if consumers else 0)
-                waiting, oldest_ms = queue.waiting_count(), queue.oldest_ms()
-                sums.add(queue, waiting, held, engine.queues.scheduled_count(name), oldest_ms)
-            places.add(queue, name, waiting, oldest_ms)
+                held = by_wildcards.get(queue, NONE_HELD)
+                if consumers:
+                    held = held.plus((yield from inspect_held(consumers)))
+                figures = _Figures(queue.waiting_count(), queue.oldest_ms(), held.since_us)
+                sums.add(queue, figures.waiting, held, engine.queues.scheduled_count(name), figures.oldest_ms)
+            places.add(queue, name, figures)
         yield
         if places.sort():
             yield
@@ -252,8 +291,20 @@ def make_queues_report(engine: Engine, may_see: MaySee, body: bytes) -> Generato
     if not body:
         return rows.finish()
     cursor = _encode(places.last).decode() if places.has_more else None
-    now_ms = engine.state.commit_state.now_ms
-    return rows.finish(b',"next":', _encode(cursor), b',"sums":', _encode(sums.report(now_ms)), b"}")
+    report = sums.report(engine.state.commit_state)
+    return rows.finish(b',"next":', _encode(cursor), b',"sums":', _encode(report), b"}")
+
+
+class _Figures(NamedTuple):
+    """Figures of a queue that decide its place in some orders."""
+
+    waiting: int
+    oldest_ms: int | None
+    held_since_us: int
+
+
+_NO_FIGURES = _Figures(0, None, NEVER_US)
+"""Figures of each queue for the answer to a request without a body, which is ordered by name."""
 
 
 class _Places:
@@ -275,9 +326,9 @@ class _Places:
         self.has_more = False
         """Whether there are places behind that of the last row."""
 
-    def add(self, queue: Queue, name: str, waiting: int, oldest_ms: int | None) -> None:
-        """Add the place of a queue, with these figures of it."""
-        place = self._number_of(queue, waiting, oldest_ms), name
+    def add(self, queue: Queue, name: str, figures: _Figures) -> None:
+        """Add the place of a queue."""
+        place = self._number_of(queue, figures), name
         if self._after is None or place > self._after:
             self._unsorted.append(place)
 
@@ -304,26 +355,36 @@ class _Places:
             yield
 
 
-def _number_by_name(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+def _number_by_name(queue: Queue, figures: _Figures) -> float:
     return 0
 
 
-def _number_by_waiting(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return -waiting
+def _number_by_waiting(queue: Queue, figures: _Figures) -> float:
+    return -figures.waiting
 
 
-def _number_by_oldest(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
-    return NEVER_MS if oldest_ms is None else oldest_ms
+def _number_by_oldest(queue: Queue, figures: _Figures) -> float:
+    return NEVER_MS if figures.oldest_ms is None else figures.oldest_ms
 
 
-def _number_by_rate(queue: Queue, waiting: int, oldest_ms: int | None) -> float:
+def _number_by_held(queue: Queue, figures: _Figures) -> float:
+    return figures.held_since_us
+
+
+def _number_by_failing(queue: Queue, figures: _Figures) -> float:
+    return -(queue.counts.known_rare or NO_RARE_COUNTS).failed_again
+
+
+def _number_by_rate(queue: Queue, figures: _Figures) -> float:
     return 0 - queue.rate
 
 
-_NUMBERS: dict[QueueOrder, Callable[[Queue, int, int | None], float]] = {
+_NUMBERS: dict[QueueOrder, Callable[[Queue, _Figures], float]] = {
     QueueOrder.NAME: _number_by_name,
     QueueOrder.WAITING: _number_by_waiting,
     QueueOrder.OLDEST: _number_by_oldest,
+    QueueOrder.HELD: _number_by_held,
+    QueueOrder.FAILING: _number_by_failing,
     QueueOrder.RATE: _number_by_rate,
 }
 """Functions that return the number in a queue's place."""
@@ -333,10 +394,9 @@ class _Reporter:
     """Maker of the rows of an answer."""
 
     def __init__(
-        self, engine: Engine, by_wildcards: Counter[Queue], shape: type[QueueReport], *, has_lanes: bool = False
+        self, engine: Engine, by_wildcards: HeldByQueue, shape: type[QueueReport], *, has_lanes: bool = False
     ) -> None:
-        """`by_wildcards` has the number of messages of each queue that wildcard consumers hold, `shape` is the class of
-        a row."""
+        """`shape` is the class of a row."""
         self._has_lanes = has_lanes
         self._engine = engine
         self._by_wildcards = by_wildcards
@@ -348,24 +408,26 @@ class _Reporter:
             queue = self._engine.queues.by_name.get(name)
             if queue is not None:
                 # In one step with what waits: else a message dispatched in between would seem to have left.
-                held = yield from count_held(self._engine.state.clients.receivers_of(queue).consumers)
-                rows.add(self._report(queue, held))
+                held = yield from inspect_held(self._engine.state.clients.receivers_of(queue).consumers)
+                rows.add(self._report(queue, held.plus(self._by_wildcards.get(queue, NONE_HELD))))
             if number % ITEMS_PER_STEP == 0:
                 yield
 
-    def _report(self, queue: Queue, held: int) -> QueueReport:
+    def _report(self, queue: Queue, held: Held) -> QueueReport:
         receivers = self._engine.state.clients.receivers_of(queue)
+        commit_state = self._engine.state.commit_state
         return self._shape(
             name=queue.name,
             waiting=queue.waiting_count(),
-            unacknowledged=self._by_wildcards[queue] + held,
+            unacknowledged=held.number,
             consumers=len(receivers.consumers) + len(receivers.wildcards),
             scheduled=self._engine.queues.scheduled_count(queue.name),
             paused=queue.is_paused,
             dead_letters=queue.holds_dead_letters,
             topic=queue.destination.topic or msgspec.UNSET,
             **_count_fields(queue.counts),
-            oldest_s=age_s(queue.oldest_ms(), self._engine.state.commit_state.now_ms),
+            oldest_s=age_s(queue.oldest_ms(), commit_state.now_ms),
+            held_s=held.age_s(commit_state.now_us),
             rate=queue.rate or 0,
             lanes=_waiting_by_priority(queue) if self._has_lanes else msgspec.UNSET,
         )
@@ -380,7 +442,7 @@ def make_named_report(
 ) -> Generator[None, None, tuple[bytes, int]]:
     """Report the first `limit` queues and durable subscriptions, by name, whose name `is_named`. Makes the list of
     QueueReport as JSON, in steps, and counts all queues with such a name."""
-    by_wildcards = yield from count_held_by_wildcards(engine)
+    by_wildcards = yield from inspect_held_by_wildcards(engine)
     first: list[str] = []
     matching = 0
     for queues in chunks(list(engine.queues.by_name.values()), NAMES_PER_STEP):

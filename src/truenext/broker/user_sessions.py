@@ -11,7 +11,7 @@ import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from truenext.broker import access, connection_request, producer_request
 from truenext.broker.connection_ids import ConnectionIds
@@ -117,7 +117,8 @@ class UserSessions:
         """Return whether a login may be executed now. If not, the password is checked on a thread. Then the connection
         is resumed, and executes the login again.
 
-        Raises: RemoteProtocolError if the certificate belongs to no user, or too many logins failed or wait
+        Raises: RemoteProtocolError if the certificate belongs to no user, the login is empty, or too many logins failed
+        or wait
         """
         if self._logins is None:
             return True
@@ -130,6 +131,8 @@ class UserSessions:
                 self._log_failed_login(session, login, WRONG_CERTIFICATE)
                 raise RemoteProtocolError(WRONG_CERTIFICATE, Code.LOGIN)
         if session not in self._checked_logins:
+            if not (login.user or login.passcode):
+                self._refuse_empty_login(session)
             on_checked = partial(self._on_login_checked, session)
             try:
                 credential = self._logins.check(login, self._address(session), on_checked)
@@ -140,6 +143,17 @@ class UserSessions:
                 return False
             self._checked_logins[session] = credential
         return True
+
+    def _refuse_empty_login(self, session: ConnectionState) -> NoReturn:
+        """Refuse a login with neither user nor password. It guesses nothing, so it costs no hash, and counts as no
+        failed login: a console learns so whether the broker has users.
+
+        Raises: RemoteProtocolError
+        """
+        self._failed_logins.add(session)
+        address = self._address(session)
+        self._log.log_only(logging.WARNING, "login missing", address=address, user="", reason=WRONG_LOGIN)
+        raise RemoteProtocolError(WRONG_LOGIN, Code.LOGIN)
 
     def _on_login_checked(self, session: ConnectionState, credential: str) -> None:
         peer = self._peers.get(session)

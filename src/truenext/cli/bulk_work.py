@@ -28,7 +28,8 @@ dead_letter_selector_option = click.option(
     help='Only messages that this JMS selector matches, such as "truenext_original_attempts > 2". A header with '
     "hyphens is named with underscores.",
 )
-_GROUP_FIELDS = ("origin", "reason", "cause")
+_GROUP_FIELDS = {"origin": "", "reason": "", "cause": "; other words with digits in it, such as ids, match too"}
+"""Fields of a GroupFilter, each with the end of its help."""
 
 
 def group_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,8 +41,8 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
         fields = {name: values.pop(name) for name in _GROUP_FIELDS}
         command(group=fields if set(fields.values()) != {None} else None, **values)
 
-    for name in reversed(_GROUP_FIELDS):
-        text = f"Only dead letters with this {name}, as `truenext dead-letters` shows it."
+    for name, end in reversed(_GROUP_FIELDS.items()):
+        text = f"Only dead letters with this {name}, as `truenext dead-letters` shows it{end}."
         with_group = click.option(f"--{name}", type=ANY_TEXT, help=text)(with_group)
     return with_group
 

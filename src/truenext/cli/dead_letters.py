@@ -23,8 +23,9 @@ def dead_letters(queue: str | None, selector: str | None, as_json: bool, broker:
     """Count the dead letters in QUEUE by cause.
 
     QUEUE is a dead-letter queue, such as DLQ.orders. Shows groups of messages that came from the same queue, for the
-    same reason, and whose last cause has the same first line; the largest first. `truenext redrive`, `move` and `purge`
-    take a group by --origin, --reason and --cause.
+    same reason, and whose last cause has the same first line, but for words with digits, such as numbers and ids; the
+    largest first. The cause of its first message stands for each group. `truenext redrive`, `move` and `purge` take a
+    group by --origin, --reason and --cause.
 
     Without QUEUE: lists the dead-letter queues that have messages, and prints nothing if there are none.
     """
@@ -64,7 +65,7 @@ def _count(connection: Connection, request: dict[str, str]) -> tuple[DeadLetterG
 
 
 def _print(queue: str, groups: DeadLetterGroups, left: int) -> None:
-    rows = [(group.count, *_times(group), group.origin, group.reason, group.cause) for group in groups]
+    rows = [(group.count, *_times(group), group.origin, group.reason, group.example or group.cause) for group in groups]
     count = sum(row[0] for row in rows)
     if groups.others is not None:
         others = f"others, of more than {DEAD_LETTER_GROUPS_MAX:,} groups"

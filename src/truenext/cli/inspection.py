@@ -20,9 +20,9 @@ _Row = dict[str, Any]
 def consumers(queue: str, as_json: bool, broker: BrokerOptions) -> None:
     """List the consumers of QUEUE.
 
-    Shows for each consumer its window (how many messages it may hold), how many messages of QUEUE it holds, the seconds
-    since its last ACK or NACK, and its connection, which `truenext connections` shows, too. Consumers of patterns that
-    match QUEUE are among them.
+    Shows for each consumer its window (how many messages it may hold), how many messages of QUEUE it holds, for how
+    long it has held the first of them, the seconds since its last ACK or NACK, and its connection, which `truenext
+    connections` shows, too. Consumers of patterns that match QUEUE are among them.
 
     Without the right `monitor`, users and addresses of others are left out.
     """
@@ -32,7 +32,18 @@ def consumers(queue: str, as_json: bool, broker: BrokerOptions) -> None:
         return
     rows: list[_Row] = msgspec.json.decode(answer)
     terminal.print_columns(
-        ("subscription", "window", "held", "last ack", "connection", "user", "address", "client id", "destination"),
+        (
+            "subscription",
+            "window",
+            "held",
+            "held for",
+            "last ack",
+            "connection",
+            "user",
+            "address",
+            "client id",
+            "destination",
+        ),
         [_consumer_cells(row) for row in rows],
     )
 
@@ -43,13 +54,16 @@ def _consumer_cells(row: _Row) -> tuple[str, ...]:
         window += " (automatic)"
     if row["suspended"]:
         window += " (suspended)"
+    # Missing in answers of older brokers.
+    held_s = row.get("held_s")
+    held_for = "" if held_s is None else terminal.format_age(held_s)
     last_s = row["last_acknowledgement_s"]
     last = "never" if last_s is None else f"{last_s:,.1f} s ago"
     destination = row["destination"]
     if row["selector"] is not None:
         destination += f" where {row['selector']}"
     identity = (row[name] or "" for name in ("user", "address", "client_id"))
-    return row["id"], window, f"{row['held']:,}", last, row["connection"], *identity, destination
+    return row["id"], window, f"{row['held']:,}", held_for, last, row["connection"], *identity, destination
 
 
 @click.command()

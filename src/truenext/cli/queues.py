@@ -40,6 +40,8 @@ class _Row(msgspec.Struct):
     paused: bool
     dead_lettered: dict[str, int] = {}
     oldest_s: float | None = None
+    held_s: float | None = None
+    failed_again: int = 0
     rate: float = 0.0
 
 
@@ -58,8 +60,8 @@ class _Answer(msgspec.Struct):
     type=EnumParam(QueueOrder),
     default=QueueOrder.NAME.value,
     show_default=True,
-    help="Order of the queues: by name, most waiting messages, oldest waiting message, or most acknowledged in a "
-    "second first.",
+    help="Order of the queues: by name, most waiting messages, oldest waiting message, message that a consumer has "
+    "held longest, most repeated failures, or most acknowledged in a second first.",
 )
 @click.option("--count", type=COUNT, help="Largest number of queues to list.")
 @click.option(
@@ -82,7 +84,8 @@ def queues(
     Lists those whose names have NAME in them or match the pattern NAME, such as 'orders.>', and without NAME all. Shows
     for each queue the number of waiting messages, of messages that consumers hold (unacknowledged), of consumers, and
     of scheduled messages. With NAME or an option also shows the number of messages that have become dead letters since
-    the broker started, the age of the oldest waiting message, how many are acknowledged in a second, and the sums.
+    the broker started, the age of the oldest waiting message, for how long a consumer has held one (held for), how
+    often messages have failed that had failed before (again), how many are acknowledged in a second, and the sums.
 
     Temporary queues, and subscriptions to topics that are not durable, are in `truenext status`.
     """
@@ -146,11 +149,17 @@ def _lines(rows: list[_Row], *, with_times: bool) -> Iterator[str]:
     columns = [_column(count, [getattr(row, count) for row in rows]) for count in COUNTS]
     if with_times:
         columns.append(_column("dead", [sum(row.dead_lettered.values()) for row in rows]))
-        columns.append(_column("oldest", ["" if row.oldest_s is None else format_age(row.oldest_s) for row in rows]))
+        columns.append(_column("oldest", [_age(row.oldest_s) for row in rows]))
+        columns.append(_column("held for", [_age(row.held_s) for row in rows]))
+        columns.append(_column("again", [row.failed_again or "" for row in rows]))
         columns.append(_column("rate", [f"{row.rate:.1f}" if row.rate else "" for row in rows]))
     width = min(max(map(len, names), default=0), NAME_WIDTH_MAX)
     for name, *cells in zip(("queue", *names), *columns, strict=True):
         yield f" {name:{max(width, 5)}}  {'  '.join(cells)}".rstrip()
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else format_age(seconds)
 
 
 def _column(head: str, values: Sequence[object]) -> list[str]:

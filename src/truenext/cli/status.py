@@ -123,8 +123,11 @@ def _print(facts: dict[str, Any]) -> None:
 def _print_broker(facts: dict[str, Any]) -> None:
     uptime, connections = format_age(facts["uptime_s"]), count_noun(facts["connections"], "connection")
     terminal.echo(f"broker     version {facts['version']}, running for {uptime}, {connections}")
-    oldest = "" if facts["oldest_s"] is None else f", the oldest for {format_age(facts['oldest_s'])}"
-    terminal.echo(f"now        {facts['rate']:,.1f} acknowledged a second, {facts['held']:,} unacknowledged{oldest}")
+    oldest = "" if facts["oldest_s"] is None else f", the oldest waits for {format_age(facts['oldest_s'])}"
+    # Missing in answers of older brokers.
+    held_s = facts.get("held_s")
+    held = f"{facts['held']:,} unacknowledged" + ("" if held_s is None else f", one of them for {format_age(held_s)}")
+    terminal.echo(f"now        {facts['rate']:,.1f} acknowledged a second{oldest}; {held}")
     terminal.echo(f"since      {_became_text(facts['counts'])}")
     terminal.echo(f"           of temporary ones: {_became_text(facts['temporary_counts'])}")
     commits = facts["commits"]
@@ -136,10 +139,12 @@ def _print_broker(facts: dict[str, Any]) -> None:
     terminal.echo(f"written    {written}")
 
 
-_BECAME = ("accepted", "acknowledged", "returned", "expired", "handled", "moved", "purged")
+_BECAME = ("accepted", "acknowledged", "returned", "failed_again", "expired", "handled", "moved", "purged")
 
 
 def _became_text(counts: dict[str, Any]) -> str:
-    parts = [f"{counts[name]:,} {name}" for name in _BECAME if counts[name] or name in _BECAME[:2]]
+    parts = [
+        f"{counts[name]:,} {name.replace('_', ' ')}" for name in _BECAME if counts.get(name) or name in _BECAME[:2]
+    ]
     dead = [f"{count:,} dead ({reason})" for reason, count in sorted(counts["dead_lettered"].items())]
     return ", ".join(parts + dead)

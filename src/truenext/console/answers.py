@@ -15,6 +15,8 @@ class Counts(msgspec.Struct, frozen=True):
     accepted: int = 0
     acknowledged: int = 0
     returned: int = 0
+    failed_again: int = 0
+    """Number of times that a message failed which had failed before, and was requeued."""
     expired: int = 0
     dead_lettered: dict[str, int] = {}
     """Number of messages that became dead letters, by reason."""
@@ -33,6 +35,8 @@ class QueueReport(Counts, frozen=True, kw_only=True):
     """Topic of a durable subscription; None for a queue."""
     oldest_s: float | None = None
     """Age in seconds of the oldest message that waits; None if none waits."""
+    held_s: float | None = None
+    """Seconds for which a consumer has held a message, the longest time; None if none is held."""
     rate: float = 0.0
     """Number of messages acknowledged in a second, of the last seconds."""
     lanes: dict[str, int] = {}
@@ -92,13 +96,15 @@ class ConsumerReport(msgspec.Struct, frozen=True):
     window: int | None = None
     suspended: bool = False
     held: int = 0
+    held_s: float | None = None
+    """Seconds for which it has held the first of these messages; None if it holds none."""
     last_acknowledgement_s: float | None = None
 
 
 class Setting(msgspec.Struct, frozen=True):
     """One setting of a queue's policy."""
 
-    value: float | str | None = None
+    value: int | float | str | None = None
     source: str = ""
     """Origin of the value: a table of the configuration file, `command line` or `default`."""
 

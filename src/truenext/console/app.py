@@ -93,6 +93,7 @@ ACTIONS: Mapping[str, Callable[[Visit], Awaitable[str]]] = {
     "/work": views.begin_work,
     "/stop": views.stop_work,
     "/close": views.close,
+    "/dismiss": views.dismiss,
 }
 """Actions by path: each does something, and returns the address to show next."""
 

@@ -80,6 +80,12 @@ class Charts:
         ticks = range(last - POINTS + 1, last + 1)
         return [tick * STEP_S for tick in ticks], [self._values(name, ticks) for name in names]
 
+    def first_since(self, name: Name, seconds: float, now_s: float) -> float | None:
+        """Return the earliest known value of a series of the last `seconds`; None if none is known."""
+        last = int(now_s // STEP_S)
+        values = self._values(name, range(last - int(seconds // STEP_S), last + 1))
+        return next((value for value in values if value is not None), None)
+
     def ago(self, name: Name, seconds: float, now_s: float) -> float | None:
         """Return the value of a series some time ago; None if it is not known."""
         tick = int((now_s - seconds) // STEP_S)

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 TOP = 100
 """Number of queues that are gathered in each order."""
 SELDOM = 3
-"""The fullest queues, and those of dead letters, are gathered each third time: a request visits all queues."""
+"""All lists but that of the oldest messages are gathered each third time: a request visits all queues."""
+_OTHER_ORDERS = ("waiting", "held", "failing")
 BUSY_MAX = 0.02
 """Largest part of the time in which a gathering waits for the broker."""
 LONGEST_S = 30.0
@@ -49,11 +50,18 @@ class Gathered:
     """State of the broker; None without the right `monitor`."""
     oldest: QueueList | None = None
     """Queues whose oldest messages wait longest, and the sums."""
-    fullest: list[QueueReport] = field(default_factory=list)
+    others: list[QueueReport] = field(default_factory=list)
+    """The fullest queues, those whose messages consumers hold longest, and those with the most repeated failures."""
     dead_letters: QueueList | None = None
     """Dead-letter queues, the fullest first."""
     error: str = ""
     """Reason why there are no newer answers; "" if there is none."""
+
+    @property
+    def queues(self) -> list[QueueReport]:
+        """Queues of all lists but that of dead letters."""
+        oldest = [] if self.oldest is None else self.oldest.queues
+        return list({each.name: each for each in (*self.others, *oldest)}.values())
 
 
 class Member:
@@ -143,17 +151,17 @@ class QueueGathering(_Loop):
         status, oldest = await asyncio.gather(
             _status(link, rights), link.ask("queues", {"order": "oldest", "limit": TOP}, QueueList)
         )
-        fullest, dead = self.latest.fullest, self.latest.dead_letters
+        others, dead = self.latest.others, self.latest.dead_letters
         if self._number % SELDOM == 0 or dead is None:
             by_waiting = {"order": "waiting", "limit": TOP}
-            all_queues, dead = await asyncio.gather(
-                link.ask("queues", by_waiting, QueueList),
+            dead, *lists = await asyncio.gather(
                 link.ask("queues", by_waiting | {"dead_letters": True}, QueueList),
+                *(link.ask("queues", {"order": order, "limit": TOP}, QueueList) for order in _OTHER_ORDERS),
             )
-            fullest = all_queues.queues
+            others = list({each.name: each for found in lists for each in found.queues}.values())
         self._number += 1
         now = time.time()
-        self.latest = Gathered(status, oldest, fullest, dead)
+        self.latest = Gathered(status, oldest, others, dead)
         self._note(self.latest, now)
 
     def _failed(self, error: str) -> None:
@@ -161,7 +169,7 @@ class QueueGathering(_Loop):
 
     def _note(self, gathered: Gathered, now: float) -> None:
         assert gathered.oldest is not None and gathered.dead_letters is not None, "they were just gathered"
-        for report in {each.name: each for each in (*gathered.oldest.queues, *gathered.fullest)}.values():
+        for report in gathered.queues:
             note_queue(self._charts, self._scope, report, now)
         for report in gathered.dead_letters.queues:
             self._charts.set((self._scope, report.name, "waiting"), report.waiting, now)
@@ -183,6 +191,8 @@ def note_queue(charts: Charts, scope: str, report: QueueReport, now: float) -> N
     charts.set((*name, "oldest"), report.oldest_s or 0.0, now)
     charts.count((*name, "accepted"), report.accepted, now)
     charts.count((*name, "acknowledged"), report.acknowledged, now)
+    if report.failed_again:
+        charts.set((*name, "failed again"), report.failed_again, now)
 
 
 async def _status(link: Link, rights: Rights) -> StatusReport | None:
@@ -200,6 +210,10 @@ class StageGathering(_Loop):
 
     def processes(self) -> list[SeenProcess]:
         return self._seen.processes(time.monotonic())
+
+    def dismiss(self, run: str) -> bool:
+        """Forget a process that does not answer, until it does. Return False if there is none."""
+        return self._seen.dismiss(run, time.monotonic())
 
     async def _gather(self, link: Link) -> None:
         """Request reports, and receive them for a step."""

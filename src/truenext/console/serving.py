@@ -202,9 +202,9 @@ async def ask_whether_users(broker: Broker) -> bool:
     link = Link(broker, connection, None)
     try:
         report = await link.ask("connection", None, ConnectionReport)
-        await link.ask("queues", {"limit": 0}, QueueList)
+        await link.ask("queues", {"limit": 0, "order": "failing"}, QueueList)
     except Refused as error:
-        # A broker that takes no body refuses the one that all pages send.
+        # A broker that takes no body, or does not know this order, refuses what pages send.
         raise OlderBroker(older_text("queues")) from error
     finally:
         await link.close()

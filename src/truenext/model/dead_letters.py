@@ -1,13 +1,18 @@
-"""Groups of dead letters: those with the same origin, the same reason, and the same first line of their last cause.
+"""Groups of dead letters: those with the same origin, the same reason, and the same first line of their last cause, but
+for words with digits.
 
 GroupKey            what all messages of a group have in common
 DeadLetterGroup     one group, in the answer to the control request `dead-letters`
 DeadLetterGroups    groups of many answers, merged
 GroupFilter         choice of messages by their group, in `redrive`, `move` and `purge`
+
+A cause often names a number or an id. With these, each message would be a group of its own.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,6 +22,11 @@ import msgspec
 from truenext.model.header_lines import dead_letter_facts_of, decode_value
 from truenext.model.limits import CAUSE_LINE_LENGTH_MAX, DEAD_LETTER_GROUPS_MAX, GROUP_SEQUENCES_MAX
 from truenext.model.message import SentMessage
+
+_FROM_DIGIT = re.compile("[0-9][A-Za-z0-9_-]*")
+_UNTIL_DIGIT = string.ascii_letters + "_-"
+"""End of a word from its first digit on, and the characters before that: of a number, an id, a UUID, a hexadecimal
+number, a part of a time or of an address."""
 
 
 class GroupKey(NamedTuple):
@@ -36,8 +46,8 @@ class DeadLetterGroup(msgspec.Struct):
     reason: str
     """Reason for which they are dead letters: `attempts exhausted`, `expired` or `rejected`; "" if they are none."""
     cause: str
-    """First line of the last cause that a consumer gave, without blanks at its ends: its first {CAUSE_LINE_LENGTH_MAX}
-    characters; "" if no consumer gave any."""
+    """First line of the last cause that a consumer gave, with `#` for each word that has a digit; "" if no consumer
+    gave any. Words have letters from A to Z, digits, `_` and `-`."""
     count: int
     """Number of messages."""
     first: int
@@ -47,6 +57,9 @@ class DeadLetterGroup(msgspec.Struct):
     sequences: list[int]
     """Sequences of the first {GROUP_SEQUENCES_MAX} messages, to look at with `truenext browse --id`, or for the field
     `sequences` of bulk work. To choose all messages of the group, use the field `group`."""
+    example: str = ""
+    """First line of the last cause of the first message, as it is, without blanks at its ends: its first
+    {CAUSE_LINE_LENGTH_MAX} characters."""
 
     @property
     def key(self) -> GroupKey:
@@ -67,6 +80,9 @@ class DeadLetterGroups:
         self._groups: dict[GroupKey, DeadLetterGroup] = {}
         self.others: DeadLetterGroup | None = None
         """Messages of all further groups, with empty texts; None if there are none."""
+        self.cost = 0
+        """Time that `add_message` has taken, beside what is the same for each message: a word with digits in a cause
+        counts 1, and so do 256 bytes of headers."""
 
     def __iter__(self) -> Iterator[DeadLetterGroup]:
         """Yield the groups, the largest first."""
@@ -83,14 +99,15 @@ class DeadLetterGroups:
             elif self.others is not None:
                 self.others.add(group)
             else:
-                self.others = msgspec.structs.replace(group, origin="", reason="", cause="")
+                self.others = msgspec.structs.replace(group, origin="", reason="", cause="", example="")
 
     def add_message(self, message: SentMessage, sequence: int) -> None:
         """Add one message, which comes later in the queue than all before."""
-        key, time_ms = _group_of(message)
+        key, example, time_ms = _group_of(message)
+        self.cost += key.cause.count("#") + len(message.header) // 256
         known = self._groups.get(key)
         if known is None:
-            self.add([DeadLetterGroup(*key, 1, time_ms, time_ms, [sequence])])
+            self.add([DeadLetterGroup(*key, 1, time_ms, time_ms, [sequence], example)])
             return
         known.count += 1
         known.first = min(known.first, time_ms)
@@ -107,29 +124,41 @@ class GroupFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str | None = None
     """Field `reason` of the group; None is any."""
     cause: str | None = None
-    """Field `cause` of the group; None is any."""
+    """Field `cause` of the group, or such a line with other digits, as `example` is; None is any."""
+
+    def __post_init__(self) -> None:
+        if self.cause is not None:
+            msgspec.structs.force_setattr(self, "cause", cause_pattern(self.cause))
 
     def matches(self, message: SentMessage) -> bool:
         """Return whether the message is of a group that is chosen."""
-        key, _ = _group_of(message)
+        key, _, _ = _group_of(message)
         return (
             self.origin in (None, key.origin) and self.reason in (None, key.reason) and self.cause in (None, key.cause)
         )
 
 
-def _group_of(message: SentMessage) -> tuple[GroupKey, int]:
-    """Return the group of a message, and when the message became a dead letter."""
+def cause_pattern(line: str) -> str:
+    """Return a line of a cause with `#` for each word that has a digit.
+
+    >>> cause_pattern("order 17 of A17-3 at 10:02: no 'tea', see 0f8fad5b-d9cb-469f-a165-70867728950e")
+    "order # of # at #:#: no 'tea', see #"
+    """
+    *before, last = _FROM_DIGIT.split(line)
+    return "#".join([*(text.rstrip(_UNTIL_DIGIT) for text in before), last])
+
+
+def _group_of(message: SentMessage) -> tuple[GroupKey, str, int]:
+    """Return the group of a message, the line of its cause, and when the message became a dead letter."""
     destination, reason, cause, time_ms = dead_letter_facts_of(message.header)
-    key = _key_of(message.redrive_queue, destination, reason, cause)
-    return key, int(time_ms) if time_ms.isdigit() else message.arrived_ms
+    key, line = _key_of(message.redrive_queue, destination, reason, cause)
+    return key, line, int(time_ms) if time_ms.isdigit() else message.arrived_ms
 
 
 @lru_cache(maxsize=128)
-def _key_of(redrive_queue: str, destination: bytes, reason: bytes, cause: bytes) -> GroupKey:
-    """Return the group of messages with these facts, which are escaped. Most messages of a queue share a few."""
-    lines = decode_value(cause).strip().partition("\n")
-    return GroupKey(
-        redrive_queue or decode_value(destination).removeprefix("/queue/"),
-        decode_value(reason),
-        lines[0][:CAUSE_LINE_LENGTH_MAX].rstrip(),
-    )
+def _key_of(redrive_queue: str, destination: bytes, reason: bytes, cause: bytes) -> tuple[GroupKey, str]:
+    """Return the group of messages with these facts, which are escaped, and the line of their cause. Most messages of a
+    queue share a few."""
+    line = decode_value(cause).strip().partition("\n")[0][:CAUSE_LINE_LENGTH_MAX].rstrip()
+    origin = redrive_queue or decode_value(destination).removeprefix("/queue/")
+    return GroupKey(origin, decode_value(reason), cause_pattern(line)), line

@@ -103,6 +103,14 @@ class SeenProcesses:
         self._size += len(body)
         return True
 
+    def dismiss(self, run: str, now: float) -> bool:
+        """Forget a silent or ended process, until it answers. Return False if there is none."""
+        each = self._seen.get(run)
+        if each is None or each.judge(now) == "answers":
+            return False
+        self._remove(run)
+        return True
+
     def processes(self, now: float) -> list[SeenProcess]:
         """Return all processes, sorted by service, instance and run, without those that have been silent or ended for
         long."""

@@ -178,7 +178,9 @@ def test_purge_asks_for_the_name_and_does_nothing_without_it(shared_world: World
     assert _counts(window, "leftover") == 0
 
 
-def test_process_of_stages_that_is_killed_is_shown_silent(shared_world: World, open_window: OpenWindow) -> None:
+def test_process_of_stages_that_is_killed_is_shown_silent_until_an_operator_dismisses_it(
+    shared_world: World, open_window: OpenWindow
+) -> None:
     service = shared_world.start_service()
     page = open_window("reader").page
     page.get_by_role("link", name="Stages", exact=True).click()
@@ -189,6 +191,13 @@ def test_process_of_stages_that_is_killed_is_shown_silent(shared_world: World, o
     process.filter(has_text="silent").wait_for(timeout=60_000)
     page.get_by_role("link", name="Overview").click()
     page.locator(".attention li").filter(has_text="silent").wait_for()
+    page.get_by_role("link", name="Stages", exact=True).click()
+    assert process.get_by_role("button").count() == 0
+    page = open_window("actor").page
+    page.get_by_role("link", name="Stages", exact=True).click()
+    process = page.locator("tr[id^='p-']").filter(has_text=str(service.pid))
+    process.get_by_role("button", name="Dismiss").click()
+    process.wait_for(state="detached")
 
 
 @pytest.mark.usefixtures("poison")

@@ -43,8 +43,9 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     stages have done since its start, and the unsent messages in the outbox of its service.
 
     A process that has answered before, and has not answered for 10 seconds, is silent: it was killed, hangs, or has
-    lost the broker. Only --watch shows it. A process that does not answer at all is not shown, such as one whose user
-    may not take from /topic/truenext.stages, or one of an older truenext.
+    lost the broker. Only --watch shows it: without, the command asks once, and knows of no process from before. A
+    process that does not answer at all is not shown, such as one whose user may not take from /topic/truenext.stages,
+    or one of an older truenext.
 
     The user of this command needs the right to send to /topic/truenext.stages.
     """

@@ -18,9 +18,13 @@ ATTENTION_MAX = 50
 KIND_MAX = 8
 """Largest number of queues, of dead-letter queues and of processes that are shown, so that none hides the others."""
 OLD_S, VERY_OLD_S = 300.0, 3600.0
-"""Ages of the oldest message of a queue that are worth a warning, and worse."""
+"""Ages of the oldest message of a queue, and times for which one is held, that are worth a warning, and worse."""
+_LEVELS = ("bad", "warn", "")
 NO_CONSUMER_S = 60.0
 """Age of the oldest message of a queue without consumers that is worth attention."""
+AGAIN_MIN = 2
+"""Number of repeated failures within ten minutes that is worth a warning. With the longest delay of the default policy,
+5 minutes, one message makes as many."""
 OUTBOX_OLD_S = 60.0
 
 
@@ -35,13 +39,29 @@ _DISK_EFFECTS = {
 
 
 def judge_queue(report: QueueReport) -> tuple[str, str]:
-    """Return the level (`bad`, `warn` or "") of a queue, and the reason. Dead letters, and bundles of Spark, wait for
-    ever on purpose.
+    """Return the level (`bad`, `warn` or "") of a queue, and the reason.
 
     >>> judge_queue(QueueReport(name="a", waiting=3, oldest_s=70.0))
     ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
+    >>> judge_queue(QueueReport(name="a", unacknowledged=3, consumers=1, held_s=1200.0))
+    ('warn', 'a consumer has held a message for 20 min 0 s')
     """
-    if report.dead_letters or report.name.startswith(SPARK_PREFIX) or not report.waiting:
+    if report.name.startswith(SPARK_PREFIX):
+        # Bundles wait, and queries hold messages, for long on purpose.
+        return "", ""
+    return min(_judge_waiting(report), _judge_held(report), key=lambda judged: _LEVELS.index(judged[0]))
+
+
+def _judge_held(report: QueueReport) -> tuple[str, str]:
+    held_s = report.held_s or 0.0
+    if held_s < OLD_S:
+        return "", ""
+    return "bad" if held_s >= VERY_OLD_S else "warn", f"a consumer has held a message for {format_duration(held_s)}"
+
+
+def _judge_waiting(report: QueueReport) -> tuple[str, str]:
+    if report.dead_letters or not report.waiting:
+        # Dead letters wait for ever on purpose.
         return "", ""
     age = report.oldest_s or 0.0
     if report.paused:
@@ -58,16 +78,19 @@ def find_attention(
     queues: Iterable[QueueReport],
     dead_letters: Iterable[QueueReport],
     growth: Mapping[str, float],
+    failures: Mapping[str, int],
     processes: Sequence[SeenProcess],
     given_up: int,
 ) -> list[Attention]:
     """Return what wants attention, the worst first. `growth` is by how much each dead-letter queue has grown within
-    ten minutes, `given_up` the number of flows that were given up within an hour."""
+    ten minutes, `failures` how often messages of each queue have failed again within them, `given_up` the number of
+    flows that were given up within an hour."""
     found = [
         *_of_broker(status),
         *_shorten(_of_processes(processes), "process", "/stages"),
         *_shorten(_of_dead_letters(dead_letters, growth), "dead-letter queue", "/dead-letters"),
         *_shorten(_of_queues(queues), "queue", address("/queues", order="oldest")),
+        *_shorten(_of_failures(failures), "queue whose messages fail again", address("/queues", order="failing")),
         *_of_flows(given_up),
     ]
     return sorted(found, key=_is_less_urgent)
@@ -126,12 +149,26 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
 def _of_queues(queues: Iterable[QueueReport]) -> Iterator[Attention]:
     for report in queues:
         level, why = judge_queue(report)
-        if level and (report.oldest_s or 0.0) >= NO_CONSUMER_S:
+        # A queue that was just paused is no news.
+        if level and max(report.oldest_s or 0.0, report.held_s or 0.0) >= NO_CONSUMER_S:
             yield Attention(
                 level=level,
                 what=f"{report.name}: {why}",
-                why=f"Waiting: {format_count(report.waiting)}. Consumers: {format_count(report.consumers)}.",
+                why=f"Waiting: {format_count(report.waiting)}. Held: {format_count(report.unacknowledged)}. Consumers: "
+                f"{format_count(report.consumers)}.",
                 link=queue_link(report.name),
+                action="Show the queue",
+            )
+
+
+def _of_failures(failures: Mapping[str, int]) -> Iterator[Attention]:
+    for name, count in sorted(failures.items(), key=lambda item: -item[1]):
+        if count >= AGAIN_MIN:
+            yield Attention(
+                level="warn",
+                what=f"{name}: messages fail again and again",
+                why=f"{format_count(count)} repeated failures within ten minutes.",
+                link=queue_link(name),
                 action="Show the queue",
             )
 

@@ -6,12 +6,13 @@ from truenext.console.pages.queues import Act, QueueRow
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters with the same original queue, reason and first line of the last cause."""
+    """Dead letters with the same original queue, reason and first line of the last cause, but for words with digits."""
 
     origin: str
     origin_link: str
     reason: str
     cause: str
+    """First line of the last cause of one of the messages."""
     count: int
     first_ms: int | None
     last_ms: int | None

@@ -20,10 +20,13 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: int
     paused: bool
     oldest_s: float | None
+    held_s: float | None
+    """Seconds for which a consumer has held a message, the longest time; None if none is held."""
     rate: float
     accepted: int
     acknowledged: int
     returned: int
+    failed_again: int
     expired: int
     dead_lettered: int
     level: str = ""
@@ -38,7 +41,7 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     """Part or pattern of the names that are shown; "" shows all."""
     order: str
     orders: dict[str, str]
-    """Links to the same list in other orders, by order: `name`, `waiting`, `oldest`, `rate`."""
+    """Links to the same list in other orders, by order: `name`, `waiting`, `oldest`, `held`, `failing`, `rate`."""
     next: str
     """Link to the next rows; "" at the end."""
     first: str
@@ -55,6 +58,8 @@ class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str | None
     window: int | None
     held: int
+    held_s: float | None
+    """Seconds for which it has held the first of these messages; None if it holds none."""
     last_acknowledgement_s: float | None
     """Seconds since the last acknowledgement; None if there was none."""
     selector: str | None

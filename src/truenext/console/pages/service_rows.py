@@ -27,12 +27,17 @@ def queues_of(processes: Sequence[SeenProcess]) -> list[str]:
     return sorted(queues) + sorted(DEAD_LETTER_PREFIX + queue for queue in queues)
 
 
-def service_rows(processes: Sequence[SeenProcess], queues: Mapping[str, QueueReport]) -> list[ServiceRow]:
+def service_rows(
+    processes: Sequence[SeenProcess], queues: Mapping[str, QueueReport], *, may_dismiss: bool
+) -> list[ServiceRow]:
     by_service: dict[str, list[SeenProcess]] = {}
     for process in processes:
         by_service.setdefault(process.report.service, []).append(process)
     graphs = _graphs(processes)
-    return [_service_row(service, found, graphs.get(service), queues) for service, found in sorted(by_service.items())]
+    return [
+        _service_row(service, found, graphs.get(service), queues, may_dismiss=may_dismiss)
+        for service, found in sorted(by_service.items())
+    ]
 
 
 def _graphs(processes: Iterable[SeenProcess]) -> dict[str, ServiceGraph]:
@@ -46,9 +51,14 @@ def _stages(graph: ServiceGraph) -> list[tuple[str, StageNode]]:
 
 
 def _service_row(
-    service: str, processes: list[SeenProcess], graph: ServiceGraph | None, queues: Mapping[str, QueueReport]
+    service: str,
+    processes: list[SeenProcess],
+    graph: ServiceGraph | None,
+    queues: Mapping[str, QueueReport],
+    *,
+    may_dismiss: bool,
 ) -> ServiceRow:
-    rows = [_process_row(each) for each in processes]
+    rows = [_process_row(each, may_dismiss=may_dismiss) for each in processes]
     figures = [each for process in processes for each in process.report.metrics or ()]
     outbox = next((each.report.outbox for each in processes if each.report.outbox is not None), None)
     states = {each.state for each in rows}
@@ -61,7 +71,7 @@ def _service_row(
     )
 
 
-def _process_row(process: SeenProcess) -> ProcessRow:
+def _process_row(process: SeenProcess, *, may_dismiss: bool) -> ProcessRow:
     report, metrics = process.report, process.report.metrics or []
     outcomes = _outcomes(metrics)
     return ProcessRow(
@@ -78,6 +88,7 @@ def _process_row(process: SeenProcess) -> ProcessRow:
             Figure("failed", outcomes["failed"], "", "warn" if outcomes["failed"] else ""),
             Figure("given up", given_up := _given_up(metrics), "", "bad" if given_up else ""),
         ],
+        run=report.run if may_dismiss and process.state != "answers" else "",
     )
 
 
@@ -117,9 +128,9 @@ def _stage_row(
         waiting=None if queue is None else queue.waiting,
         oldest_s=None if queue is None else queue.oldest_s,
         consumers=None if queue is None else queue.consumers,
-        processed=outcomes["completed"] if own else None,
-        retries=outcomes["failed"] if own else None,
-        failed=_given_up(own) if own else None,
+        completed=outcomes["completed"] if own else None,
+        failed=outcomes["failed"] if own else None,
+        given_up=_given_up(own) if own else None,
         dead_letters=address("/dead-letters", queue=dead_letters) if has_dead_letters else "",
         sends_to=[each.to for each in stage.references],
     )

@@ -18,6 +18,8 @@ class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
     answered_s: float
     """Seconds since its last answer."""
     figures: list[Figure]
+    run: str = ""
+    """Id by which the user may dismiss the process; "" if the user may not, or the process answers."""
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +32,13 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     oldest_s: float | None
     consumers: int | None
-    processed: int | None
-    retries: int | None
+    completed: int | None
+    """Number of messages completed by the processes that have reported. None if the stage has had none; so are the two
+    below."""
     failed: int | None
+    """Number of executions that failed; each attempt counts."""
+    given_up: int | None
+    """Number of messages that were given up."""
     dead_letters: str
     """Link to its dead letters; "" if there are none."""
     sends_to: list[str]

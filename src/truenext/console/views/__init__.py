@@ -19,6 +19,7 @@ from truenext.console.views.others import spark as spark
 from truenext.console.views.overview import overview as overview
 from truenext.console.views.queues import queue as queue
 from truenext.console.views.queues import queues as queues
+from truenext.console.views.stages import dismiss as dismiss
 from truenext.console.views.stages import flow as flow
 from truenext.console.views.stages import flows as flows
 from truenext.console.views.stages import stages as stages

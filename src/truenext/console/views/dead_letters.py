@@ -69,7 +69,7 @@ def _group(visit: Visit, queue: str, group: DeadLetterGroup, flow: str) -> Group
         origin=group.origin,
         origin_link=queue_link(group.origin) if group.origin else "",
         reason=group.reason,
-        cause=group.cause,
+        cause=group.example or group.cause,
         count=group.count,
         first_ms=group.first or None,
         last_ms=group.last or None,

@@ -19,7 +19,7 @@ from truenext.errors import ConnectionLost
 from truenext.model.seen_processes import SeenProcess
 
 GROWTH_S = 600.0
-"""Time within which the growth of dead-letter queues is looked at."""
+"""Time within which the growth of dead-letter queues, and repeated failures, are looked at."""
 GIVEN_UP_S = 3600.0
 
 
@@ -31,14 +31,14 @@ async def overview(visit: Visit) -> Overview:
         raise ConnectionLost(gathered.error or "no answer within some seconds")
     now = time.time()
     dead = gathered.dead_letters.queues
-    # A queue that is old may not be among the fullest, and the other way round.
-    queues = {each.name: each for each in (*gathered.oldest.queues, *gathered.fullest)}
+    queues = gathered.queues
     given_up = await visit.shared.flows.count_given_up(now - GIVEN_UP_S) if visit.may_see_flows else 0
     found = find_attention(
         gathered.status,
-        queues.values(),
+        queues,
         dead,
         {each.name: growth for each in dead if (growth := _growth(charts, scope, each, now)) > 0},
+        {each.name: count for each in queues if (count := _failures(charts, scope, each, now)) > 0},
         processes,
         given_up,
     )
@@ -73,6 +73,13 @@ def _growth(charts: Charts, scope: str, queue: QueueReport, now: float) -> float
     return queue.waiting - before
 
 
+def _failures(charts: Charts, scope: str, queue: QueueReport, now: float) -> int:
+    """Return how often messages of the queue have failed again within GROWTH_S, as far as the charts know."""
+    before = charts.first_since((scope, queue.name, "failed again"), GROWTH_S, now)
+    # A restart of the broker begins the count anew.
+    return 0 if before is None else queue.failed_again - int(before if before <= queue.failed_again else 0)
+
+
 def _figures(gathered: Gathered, visit: Visit) -> list[Figure]:
     assert gathered.oldest is not None and gathered.dead_letters is not None, "the caller has checked that"
     sums, dead = gathered.oldest.sums, gathered.dead_letters.sums
@@ -80,7 +87,7 @@ def _figures(gathered: Gathered, visit: Visit) -> list[Figure]:
     return [
         Figure("queues", sums.queues, "", "", "/queues"),
         Figure("waiting", sums.waiting, "messages", "", address("/queues", order="waiting")),
-        Figure("held", sums.held, "messages"),
+        Figure("held", sums.held, "messages", "", address("/queues", order="held")),
         Figure("oldest", sums.oldest_s, "seconds", "", address("/queues", order="oldest")),
         Figure("acknowledged", sums.rate, "messages/s", "", address("/queues", order="rate")),
         Figure("dead letters", dead.waiting, "messages", "warn" if dead.waiting else "", "/dead-letters"),

@@ -27,7 +27,7 @@ MESSAGES = 50
 """Messages of one page."""
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of bodies with which a page of messages ends. They are in memory for a moment."""
-ORDERS = ("oldest", "waiting", "rate", "name")
+ORDERS = ("oldest", "held", "waiting", "failing", "rate", "name")
 
 
 async def queues(visit: Visit) -> Queues:
@@ -115,6 +115,7 @@ def _consumer_row(report: ConsumerReport, *, may_close: bool) -> ConsumerRow:
         client_id=report.client_id,
         window=report.window,
         held=report.held,
+        held_s=report.held_s,
         last_acknowledgement_s=report.last_acknowledgement_s,
         selector=report.selector,
         close=close,

@@ -41,7 +41,21 @@ async def stages(visit: Visit) -> Stages:
         note = f"You may not send to {STAGES_TOPIC}: processes are not shown."
     elif not processes and not note:
         note = f"No process has answered: none runs, or their user may not take from {STAGES_TOPIC}"
-    return Stages(services=service_rows(processes, await _reports(visit, queues_of(processes))), note=note)
+    queues = await _reports(visit, queues_of(processes))
+    return Stages(services=service_rows(processes, queues, may_dismiss=_may_dismiss(visit)), note=note)
+
+
+def _may_dismiss(visit: Visit) -> bool:
+    return _may_ask(visit) and visit.rights.may_ask(Right.MANAGE, parse_pattern(">"))
+
+
+async def dismiss(visit: Visit) -> str:
+    """Forget a silent process, for all logins, until it answers. Returns the address of the page to show."""
+    if not _may_dismiss(visit):
+        raise NotAllowed(f"user {visit.rights.name!r} may not dismiss processes: this needs the right manage on '>'")
+    if not visit.shared.stages.dismiss(visit.required("run")):
+        raise NotFound("this process answers again, or was forgotten already")
+    return "/stages"
 
 
 async def _reports(visit: Visit, names: Iterable[str]) -> dict[str, QueueReport]:

@@ -42,6 +42,7 @@ from truenext.model.destination import Destination, parse_queue_name
 from truenext.model.limits import (
     BULK_MESSAGES_PER_PIECE,
     CONTROL_REQUEST_SEQUENCES_MAX,
+    DEAD_LETTERS_COST_PER_PIECE,
     DEAD_LETTERS_PER_PIECE,
     PAGE_BYTES,
     SCAN_NS_PER_TURN,
@@ -427,6 +428,8 @@ def plan_piece(
             elif _is_chosen(message, chosen, group):
                 plan.add(entry, found, message)
         if count == read.limit or request.limit in (len(removals), result.count):
+            break
+        if groups is not None and groups.cost >= DEAD_LETTERS_COST_PER_PIECE:
             break
     else:
         sequence = last

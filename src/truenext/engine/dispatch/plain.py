@@ -165,6 +165,7 @@ class Dispatcher:
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1
+        entry.dispatched_us = self._commit_state.now_us
         if not consumer.held and consumer.auto_window is not None:
             consumer.auto_window.start_sample(entry.sequence, self._commit_state.now_ms)
         consumer.held[entry.sequence] = entry
@@ -229,8 +230,8 @@ class Dispatcher:
             if not consumer.has_credit():
                 heappop(receivers)
                 return False
-        memory, clients = self._memory, self._clients
-        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
+        memory, clients, commit_state = self._memory, self._clients, self._commit_state
+        committed, now_ms, now_us = commit_state.last_committed, commit_state.now_ms, commit_state.now_us
         for _ in repeat(None, min(self.budget, self._queue_share) - len(entries)):
             entry = lane.head()
             if entry is None:
@@ -253,6 +254,7 @@ class Dispatcher:
                 continue
             consumer = receivers[0][4]
             entry.deliveries += 1
+            entry.dispatched_us = now_us
             held = consumer.held
             if not held and consumer.auto_window is not None:
                 consumer.auto_window.start_sample(entry.sequence, now_ms)
@@ -291,7 +293,7 @@ class Dispatcher:
                 heappop(receivers)
             if not receivers:
                 return False
-        self._commit_state.touched_queues[lane.queue] = None
+        commit_state.touched_queues[lane.queue] = None
         return False
 
     def _dispatch_run(
@@ -304,8 +306,8 @@ class Dispatcher:
     ) -> None:
         """Dispatch ready messages to the only receiver of a lane without requeued messages, with the same effect as
         `_dispatch_lane`. Stops at the first message that needs `_dispatch_lane`, which then continues."""
-        memory, session, held = self._memory, consumer.session, consumer.held
-        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
+        memory, session, held, commit_state = self._memory, consumer.session, consumer.held, self._commit_state
+        committed, now_ms, now_us = commit_state.last_committed, commit_state.now_ms, commit_state.now_us
         arrived = lane.arrived
         room = min(self.budget - len(entries), self._queue_share - len(entries), consumer.window - len(held))
         unsent, all_unsent, unsent_max = session.unsent_bytes, memory.unsent_bytes, memory.unsent_bytes_max
@@ -324,6 +326,7 @@ class Dispatcher:
             ):
                 break
             entry.deliveries += 1
+            entry.dispatched_us = now_us
             held[entry.sequence] = entry
             run.append(entry)
             size = len(message.body) + len(message.header) + frame_bytes

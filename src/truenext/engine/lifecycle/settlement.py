@@ -180,9 +180,11 @@ class Settlement:
             self._give_up(entry)
             return
         counts = queue.counts
-        (counts.known_rare or counts.rare).returned += 1
+        rare = counts.known_rare or counts.rare
+        rare.returned += 1
         is_set_aside = False
         if has_failed:
+            rare.failed_again += entry.attempts > 1
             entry.due_us = 0
             is_set_aside = delay_ms > 0 and self._delays.delay(entry, delay_ms)
             if entry.store_batch is not None:

@@ -14,6 +14,8 @@ class RareCounts(msgspec.Struct, gc=False):
 
     returned: int = 0
     """Number of times that a message was requeued, by any RequeueReason."""
+    failed_again: int = 0
+    """Number of these times that counted an attempt for a message which had one already."""
     expired: int = 0
     handled: int = 0
     moved: int = 0
@@ -57,6 +59,7 @@ class Counts:
     def _add_rare(self, other: RareCounts) -> None:
         rare = self.rare
         rare.returned += other.returned
+        rare.failed_again += other.failed_again
         rare.expired += other.expired
         rare.handled += other.handled
         rare.moved += other.moved

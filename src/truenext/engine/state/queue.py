@@ -141,6 +141,8 @@ class Entry(msgspec.Struct, gc=False):
     the message was lost."""
     causes: KnownCauses | None = None
     """Causes of the message's failures; None if no consumer gave any."""
+    dispatched_us: int = 0
+    """Time of the last dispatch in microseconds of the monotonic clock; 0 if there was none."""
 
     @property
     def address(self) -> str:

@@ -1,0 +1,67 @@
+"""Tests of what wants an operator's attention: messages that consumers hold, and messages that fail again."""
+
+import pytest
+
+from truenext.console.answers import QueueReport
+from truenext.console.charts import Charts
+from truenext.console.pages.attention import OLD_S, VERY_OLD_S, find_attention, judge_queue
+from truenext.console.pages.overview import Attention
+from truenext.console.views.overview import GROWTH_S, _failures
+
+NOW = 1_800_000_000.0
+
+
+def found(*queues: QueueReport, failures: dict[str, int] | None = None) -> list[Attention]:
+    return find_attention(None, queues, [], {}, failures or {}, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("held_s", "level"), [(None, ""), (OLD_S - 1, ""), (OLD_S, "warn"), (VERY_OLD_S - 1, "warn"), (VERY_OLD_S, "bad")]
+)
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_queue_wants_attention_if_a_consumer_holds_a_message_for_long(
+    held_s: float | None, level: str, waiting: int
+) -> None:
+    """Fixed: a consumer that hangs with all messages of a queue was not seen, as none of them waits."""
+    age = 1.0 if waiting else None
+    queue = QueueReport(name="a", waiting=waiting, unacknowledged=7, consumers=1, oldest_s=age, held_s=held_s)
+    assert [each.level for each in found(queue)] == ([level] if level else [])
+    if level:
+        (shown,) = found(queue)
+        assert shown.what.startswith("a: a consumer has held a message for ") and "Held: 7." in shown.why
+
+
+def test_worse_of_two_reasons_is_told() -> None:
+    both = QueueReport(name="a", waiting=1, consumers=1, oldest_s=VERY_OLD_S, held_s=OLD_S)
+    assert judge_queue(both) == ("bad", "the oldest message has waited for 1 h 0 min")
+    assert judge_queue(QueueReport(name="a", waiting=1, consumers=1, oldest_s=OLD_S, held_s=VERY_OLD_S))[0] == "bad"
+
+
+def test_queries_of_spark_may_hold_messages_for_long_and_consumers_of_dead_letters_may_not() -> None:
+    assert judge_queue(QueueReport(name="Spark.main.1", consumers=1, held_s=VERY_OLD_S)) == ("", "")
+    assert judge_queue(QueueReport(name="DLQ.a", dead_letters=True, consumers=1, held_s=VERY_OLD_S))[0] == "bad"
+
+
+def test_queue_wants_attention_if_its_messages_fail_again_more_than_once() -> None:
+    shown = found(failures={"a": 2, "b": 1, "c": 30})
+    assert [each.what.split(":")[0] for each in shown] == ["c", "a"]
+    assert shown[0].why == "30 repeated failures within ten minutes."
+
+
+@pytest.mark.parametrize(
+    ("noted", "count", "failures"),
+    [
+        ([], 5, 0),
+        ([(GROWTH_S - 20, 5)], 9, 4),
+        ([(GROWTH_S + 60, 5), (20, 7)], 9, 2),
+        ([(60, 5)], 2, 2),
+    ],
+    ids=["unknown before", "known", "only of ten minutes", "broker restarted"],
+)
+def test_repeated_failures_are_those_since_the_first_known_count_of_ten_minutes(
+    noted: list[tuple[float, int]], count: int, failures: int
+) -> None:
+    charts = Charts()
+    for ago_s, value in noted:
+        charts.set(("", "a", "failed again"), value, NOW - ago_s)
+    assert _failures(charts, "", QueueReport(name="a", failed_again=count), NOW) == failures
