@@ -366,7 +366,7 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
     with running(tmp_path, attempts_max=1, first_delay_ms=0, delay_ms=0, dead_letters="undeliverable") as broker:
         client = broker.connect()
         for queue in ("a", "b"):
-            client.send(queue, queue.encode(), confirmed=True)
+            client.send(queue, queue.encode(), persistent=True, confirmed=True)
             fail(broker, queue, 1)
         fail(broker, "undeliverable", 5)
         assert sorted(bodies(broker.remaining_messages("undeliverable"))) == ["a", "b"]

@@ -85,7 +85,11 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def known_patterns(texts: Iterable[str]) -> list[Pattern]:
-    """Parse patterns that a broker reports, without those that only a later version knows."""
+    """Parse patterns that a broker reports, without those that only a later version knows.
+
+    >>> [str(pattern) for pattern in known_patterns(["orders.>", "/newer/a"])]
+    ['/queue/orders.>']
+    """
     patterns = []
     for text in texts:
         with suppress(ValueError):
