@@ -14,6 +14,7 @@ import pytest
 from tests.console.browser.conftest import OpenWindow, Window
 from tests.console.browser.shop import Order
 from tests.console.browser.world import World, fill_queues, reject_all, send_all
+from truenext.console.logins import STREAMS_MAX
 
 pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(300)]
 
@@ -262,3 +263,20 @@ def test_keyboard_alone_reaches_a_queue(shared_world: World, open_window: OpenWi
     assert outline != "none"
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="typed").wait_for()
+
+
+def test_sixth_visible_page_says_that_it_is_not_live_and_pages_can_still_be_opened(
+    shared_world: World, open_window: OpenWindow
+) -> None:
+    window = open_window("reader")
+    pages = [window.page, *(window.context.new_page() for _ in range(STREAMS_MAX - 1))]
+    for page in pages:
+        page.goto(f"{window.address}/queues")
+        page.get_by_text("live", exact=True).wait_for()
+    sixth = window.context.new_page()
+    sixth.goto(f"{window.address}/queues")
+    sixth.get_by_text("not live: too many pages are open").wait_for()
+    pages.pop().close()
+    sixth.goto(f"{window.address}/queues")
+    sixth.get_by_text("live", exact=True).wait_for()
+    window.faults.clear()
