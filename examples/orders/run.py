@@ -8,8 +8,6 @@ All are processes of their own. Their records are in one folder, and are audited
 """
 
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -19,11 +17,11 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from examples.guarded_broker import GuardedBroker
-from examples.orders.service import TABLES, WEB_TABLE
-from examples.program import ROOT, Program
+from examples.orders.service import TABLES
+from examples.orders.tables import SERVICE, make_tables
+from examples.program import Program
 from truenext import blocking
 
-SERVICE = "examples.orders.service:app"
 USERS = Path(__file__).with_name("users.toml")
 
 END_S = 240.0
@@ -99,7 +97,7 @@ def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:
     """Start everything, kill the broker and a process of the service on the way, and stop when no message waits."""
     database, events, orders = folder / "orders.db", folder / "events", folder / "orders.jsonl"
     url = f"sqlite:///{database}"
-    make_tables(database, url)
+    make_tables(database)
     with ExitStack() as stack:
         broker = GuardedBroker(folder, USERS)
         stack.callback(broker.kill)
@@ -129,15 +127,6 @@ def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:
         found = dead_letters(broker)
         broker.stop()
     return RunResult(broker.data, events, database, orders, found, waiting, kills, seconds)
-
-
-def make_tables(database: Path, url: str) -> None:
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute(f"CREATE TABLE {WEB_TABLE} (id TEXT NOT NULL, item TEXT NOT NULL)")
-        for table in TABLES.values():
-            connection.execute(f"CREATE TABLE {table} (id TEXT NOT NULL)")
-    command = [sys.executable, "-m", "truenext", "stages", "schema", SERVICE, "--database", url, "--apply"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 class Progress:

@@ -9,7 +9,8 @@ that was written twice is there twice.
         asks payment.charge        charged      fails with a card that is declined
     order.place.stage.ship         shipped
 
-`truenext stages run examples.orders.service:app` runs it, in as many processes as you like.
+`python -m examples.orders.tables` makes the tables. `truenext stages run examples.orders.service:app` runs it, in as
+many processes as you like.
 """
 
 import os

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
@@ -120,7 +120,7 @@ class Browser:
 
     async def messages(
         self, method: str, path: str, headers: Mapping[str, str | None], body: bytes = b""
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Yield the messages of ASGI that answer a request, as they come."""
         own = {"host": self._host, "cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
         all_headers = {name: value for name, value in (own | dict(headers)).items() if value}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from truenext.console.answers import QueueReport
 from truenext.console.charts import Charts
 from truenext.console.pages.attention import OLD_S, VERY_OLD_S, find_attention, judge_queue
 from truenext.console.pages.overview import Attention
 from truenext.console.views.overview import GROWTH_S, _failures
+from truenext.model.control_answers import QueueReport
 
 NOW = 1_800_000_000.0
 

@@ -6,9 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from truenext.console.answers import BulkAnswer, ClientReport, QueueList, QueueReport, Sums
+from truenext.console.answers import BulkAnswer
 from truenext.console.rights import Rights
 from truenext.console.views import others
+from truenext.model.control_answers import OpenConnection, QueueReport, QueuesReport, QueueSums
 
 
 def visit(answers: dict[str, Any]) -> Any:
@@ -20,9 +21,9 @@ def visit(answers: dict[str, Any]) -> Any:
     return SimpleNamespace(ask=ask, text=lambda name, default="": default, rights=Rights(None))
 
 
-def queues(prefix: str, count: int, next: str | None) -> QueueList:
-    reports = [QueueReport(name=f"{prefix}{number}", scheduled=1) for number in range(count)]
-    return QueueList(queues=reports, next=next, sums=Sums(scheduled=count))
+def queues(prefix: str, count: int, next: str | None) -> QueuesReport:
+    reports = [QueueReport(f"{prefix}{number}", 0, 0, 0, 1, paused=False) for number in range(count)]
+    return QueuesReport(queues=reports, next=next, sums=QueueSums(scheduled=count))
 
 
 def test_scheduled_sends_of_a_part_of_the_queues_are_a_part() -> None:
@@ -33,8 +34,19 @@ def test_scheduled_sends_of_a_part_of_the_queues_are_a_part() -> None:
 
 
 def test_connections_that_are_not_counted_are_told() -> None:
+    connection = OpenConnection(
+        connection="1-1",
+        address="",
+        user="anna",
+        tls=None,
+        client_id="",
+        since=0,
+        protocol="STOMP",
+        consumers=0,
+        held=0,
+    )
     for count in (999, 1000):
-        answers = {"security": [], "connections": [ClientReport(connection="1-1", user="anna")] * count}
+        answers = {"security": [], "connections": [connection] * count}
         page = asyncio.run(others.security(visit(answers)))
         assert ("among the first 1,000" in page.note) is (count == 1000)
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from truenext.console.answers import QueueReport
 from truenext.console.charts import Charts
 from truenext.console.views.overview import GROWTH_S, _growth
+from truenext.model.control_answers import QueueReport
 
 NOW = 1_800_000_000.0
 
 
 def dead(waiting: int, oldest_s: float | None) -> QueueReport:
-    return QueueReport(name="DLQ.orders", waiting=waiting, oldest_s=oldest_s)
+    return QueueReport("DLQ.orders", waiting, 0, 0, 0, paused=False, oldest_s=oldest_s)
 
 
 @pytest.mark.parametrize(("oldest_s", "growth"), [(5.0, 500), (GROWTH_S + 5, 0), (None, 0)])

@@ -7,6 +7,7 @@ import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.console.link import Broker
-from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, Attempts, Logins
+from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, STREAMS_MAX, Attempts, Logins
 from truenext.console.serving import ask_whether_users
 from truenext.errors import TruenextError
 
@@ -143,6 +144,24 @@ def test_stream_shows_changes_and_ends_with_the_login(tmp_path: Path) -> None:
         run(broker, test)
     finally:
         broker.clean_up()
+
+
+def test_login_has_a_bounded_number_of_streams_and_an_ended_one_frees_its_place(open_broker: BrokerProcess) -> None:
+    async def test(console: ConsoleHere) -> None:
+        browser = await console.opened()
+        headers = {"accept": "text/event-stream"}
+        async with AsyncExitStack() as stack:
+            for _ in range(STREAMS_MAX):
+                messages = await stack.enter_async_context(aclosing(browser.messages("GET", "/queues", headers)))
+                assert (await anext(messages))["status"] == 200
+                await anext(messages)
+            answer = await browser.get("/queues", headers)
+            assert (answer.status, answer.text) == (503, "too many pages are open: close some\n")
+            await messages.aclose()
+            async with aclosing(browser.messages("GET", "/queues", headers)) as again:
+                assert (await anext(again))["status"] == 200
+
+    run(open_broker, test)
 
 
 async def stream(browser: Browser, path: str) -> AsyncIterator[str]:

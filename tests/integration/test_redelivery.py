@@ -366,7 +366,7 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
     with running(tmp_path, attempts_max=1, first_delay_ms=0, delay_ms=0, dead_letters="undeliverable") as broker:
         client = broker.connect()
         for queue in ("a", "b"):
-            client.send(queue, queue.encode(), confirmed=True)
+            client.send(queue, queue.encode(), persistent=True, confirmed=True)
             fail(broker, queue, 1)
         fail(broker, "undeliverable", 5)
         assert sorted(bodies(broker.remaining_messages("undeliverable"))) == ["a", "b"]
@@ -379,8 +379,9 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
 
 
 def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) -> list[Frame]:
-    """Make `count` dead letters of messages with these headers, and return them."""
+    """Make `count` dead letters of messages with these headers, persistent by default, and return them."""
     client = broker.connect()
+    headers = {"persistent": "true"} | headers
     for number in range(count):
         client.send(queue, b"%d" % number, headers=headers, confirmed=number == count - 1)
     fail(broker, queue, count, **{"truenext-reject": "true"})
@@ -422,6 +423,17 @@ def test_a_dry_run_of_redrive_moves_nothing(broker: BrokerProcess, queue: str) -
     dead_letters(broker, queue, 3)
     assert broker.truenext("redrive", f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
     assert len(broker.remaining_messages(f"DLQ.{queue}")) == 3
+
+
+def test_redrive_tells_how_many_messages_are_transient_again(broker: BrokerProcess, queue: str) -> None:
+    # C12.2
+    dead_letters(broker, queue, 2, persistent="false")
+    broker.connect().send(queue, b"3", persistent=True, confirmed=True)
+    facts = json.loads(broker.output_of("redrive", f"DLQ.{queue}", "--json", "--dry-run"))
+    assert (facts["count"], facts["transient"]) == (2, 2)
+    transient = "2 of these as transient messages, as they were sent: a crash of the broker loses them"
+    assert broker.output_of("redrive", f"DLQ.{queue}") == f"2 moved to {queue}\n{transient}\n"
+    assert [each.headers.get("persistent") for each in broker.remaining_messages(queue)] == ["true", "false", "false"]
 
 
 def test_redrive_by_id_moves_single_messages_and_names_missing_ones(broker: BrokerProcess, queue: str) -> None:

@@ -100,6 +100,13 @@ def test_the_status_names_connections_whose_waiting_bytes_no_queue_has(own_broke
     )
 
 
+def test_answer_reaches_a_subscription_that_follows_its_request(broker: BrokerProcess) -> None:
+    client = broker.connect()
+    client.send_frame("SEND", {"destination": "/control/status", "reply-to": "/temp-queue/late"})
+    client.send_frame("SUBSCRIBE", {"id": "late", "destination": "/temp-queue/late"})
+    assert b'"ready":true' in client.message().body
+
+
 def test_status_without_a_broker_exits_with_status_2() -> None:
     printed = status(1)
     assert (printed.returncode, printed.stdout) == (2, "")

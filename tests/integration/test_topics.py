@@ -517,7 +517,7 @@ def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_
 
     ended = {f"subscription,{queue},1,{queue}.{topic}": 1 for topic in ("new", "old")}
     facts = json.loads(broker.output_of("redrive", dead, "--json"))
-    assert facts == {"count": 0, "to": {}, "left": 3, "ended": ended, "dry_run": False}
+    assert facts == {"count": 0, "to": {}, "left": 3, "transient": 0, "ended": ended, "dry_run": False}
     why = "which does not exist any more; `truenext move` moves them to a queue"
     assert broker.output_of("redrive", dead).splitlines() == [
         "0 moved",

@@ -187,6 +187,32 @@ def test_command_prints_the_waterfall(tmp_path: Path) -> None:
     assert not empty and legend.startswith(". waited")
 
 
+def test_command_draws_an_end_before_its_start_and_times_that_are_far_apart(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.end(recorder.start("f1 1", 5.0, trace="order 7"), 1.0)
+    recorder.end(recorder.start("f1 2", 1e9, trace="order 7"), 2e9)
+    recorder.end(recorder.start("f1 3", -1.7e9, trace="order 7"), -1.7e9, total_us=0)
+    write_events(tmp_path, recorder.events)
+    done = flow_command(tmp_path, "order 7")
+    assert done.exit_code == 0 and not done.stderr
+    first, axis, *rows, _, _ = done.stdout.splitlines()
+    assert first == "order 7: 1,027,778 h, 3 messages" and axis.endswith("1,027,778 h")
+    assert len({len(row.rpartition("  ")[0]) for row in rows}) <= 3
+    assert [row.count("=") > 0 and row.endswith("completed") for row in rows] == [True] * 3
+
+
+def test_command_tells_of_lines_with_impossible_times_and_draws_the_rest(tmp_path: Path) -> None:
+    recorder = Recorder()
+    record(recorder, "f1", 1.0, "order 7")
+    recorder.end(recorder.start("f1 2", 2.0, trace="order 7"), 3.0, total_us=-1)
+    recorder.start("f1 3", -1.8e9, trace="order 7")
+    (path,) = write_events(tmp_path, recorder.events)
+    done = flow_command(tmp_path, "order 7")
+    assert f"{path} has 2 lines that are not an event, and left out" in done.stderr
+    first, second = done.stdout.splitlines()[2:4]
+    assert first.endswith("  completed") and second.endswith("  not ended")
+
+
 def test_command_prints_json_for_programs(tmp_path: Path) -> None:
     recorder = Recorder()
     record(recorder, "f1", 1.0, "order 7")

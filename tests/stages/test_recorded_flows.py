@@ -105,3 +105,12 @@ def test_lines_that_are_no_events_are_none_and_unknown_fields_and_kinds_are_read
     assert [each and each.kind for each in lines] == [None, "paused", None]
     assert executions_of([each for each in lines if each]) == []
     assert flow_of(executions_of([event])).runs == 1
+
+
+@pytest.mark.parametrize("name", ["at", "accepted_ms", "total_us", "run_us", "commit_us"])
+@pytest.mark.parametrize("time", ["-1", "253402300800000000", "9223372036854775808", "1e999", "NaN"])
+def test_line_with_an_impossible_time_is_no_event(name: str, time: str) -> None:
+    possible = f'"process":"p","number":1,"at":1,"{name}":253402300799999'
+    assert decode_line(f'{{"kind":"completed",{possible}}}'.encode()) is not None
+    impossible = possible.replace("253402300799999", time)
+    assert decode_line(f'{{"kind":"completed",{impossible}}}'.encode()) is None

@@ -20,12 +20,14 @@ import truenext
 from tests.stages.flows import PATIENCE_S, Number, until
 from truenext.client.tasks.connection import Connection
 from truenext.errors import ClosedError
+from truenext.model.grants import Right
 from truenext.model.process_report import REPORT_BYTES_MAX, STAGES_TOPIC, ProcessReport, StageFigures, Sum
 from truenext.model.service_graph import EndpointNode, ServiceGraph, StageNode
 from truenext.model.service_health import PoolStatus, ServiceHealth, ServiceStatus, StageStatus
 from truenext.stage import Flow, Reject, Service, responder
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.report import encode_report
+from truenext.stage.user_grants import request_user
 from truenext.testing.local import LocalBroker
 from truenext.testing.local import broker as local_broker
 from truenext.version import VERSION
@@ -249,7 +251,7 @@ def test_process_stops_in_time_while_the_broker_does_not_answer(fault: str) -> N
 
 
 class NewerBroker:
-    """Connection to a broker that tells of grants which this version cannot read, until it is reloaded."""
+    """Connection to a broker that tells of its users in a way which this version cannot read, until it is reloaded."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -257,7 +259,7 @@ class NewerBroker:
 
     async def control_request(self, verb: str) -> bytes:
         self.requests += 1
-        return b"{}" if self.requests == 3 else b'{"user": {"name": "a", "send": ["newer:"], "take": [">.a.>"]}}'
+        return b"{}" if self.requests == 3 else b'{"user": ["a"]}'
 
     def consumer(self, destination: str, *, prefetch: int) -> AsyncExitStack:
         self.is_subscribed.set()
@@ -278,6 +280,16 @@ def test_process_tries_again_after_an_answer_that_it_cannot_read(
 
     asyncio.run(main())
     assert [each.levelname for each in caplog.records if "cannot receive requests" in each.message] == ["WARNING"] * 2
+
+
+def test_grants_that_only_a_newer_broker_knows_are_left_out() -> None:
+    """Fixed: a service did not start."""
+    report = {"name": "a", "send": ["/newer/a", "orders.>"], "take": [">.a.>"], "newer": True}
+    connection: Any = AsyncMock()
+    connection.control_request.return_value = json.dumps({"user": report}).encode()
+    user = asyncio.run(request_user(connection))
+    assert user is not None
+    assert [*map(str, user.grants[Right.SEND]), *user.grants[Right.TAKE]] == ["/queue/orders.>"]
 
 
 def test_process_reports_again_after_a_restart_of_the_broker() -> None:

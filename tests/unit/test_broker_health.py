@@ -15,14 +15,6 @@ from tests.prometheus_samples import samples_of
 from tests.unit.test_control_queries import ReportDriver, finished
 from truenext.broker import event_loop, metrics
 from truenext.broker.broker import Broker
-from truenext.broker.control_answers import (
-    HistoryReport,
-    JournalReport,
-    LogReport,
-    MemberReport,
-    QueueReport,
-    StatusReport,
-)
 from truenext.broker.control_commands import Figures
 from truenext.broker.event_loop import SAMPLE_INTERVAL_S, LoopDelay
 from truenext.broker.health import LOOP_HELD_S, LOOP_SLOW_S, BrokerFacts, BrokerState, assess_health
@@ -30,6 +22,14 @@ from truenext.broker.metrics import BrokerMetrics, health_metrics
 from truenext.broker.queues_request import ITEMS_PER_STEP, NAMES_PER_STEP, make_named_report
 from truenext.broker.security_log import EVENTS_PER_SECOND_MAX, SecurityLog
 from truenext.clock import monotonic
+from truenext.model.control_answers import (
+    HistoryReport,
+    JournalReport,
+    LogReport,
+    MemberReport,
+    QueueReport,
+    StatusReport,
+)
 from truenext.model.histogram import HistogramCounter
 from truenext.model.pattern import compile_patterns, matches
 

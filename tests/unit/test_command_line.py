@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from truenext.broker.settings import BrokerSettings, Durability
 from truenext.cli import logs, serve_command, terminal
+from truenext.cli.bulk_work import BulkWork
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
 from truenext.cli.main import main
@@ -785,3 +786,32 @@ def test_folder_that_may_not_be_read_is_left_to_the_command_that_says_more(
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("0.1", 0.1), ("90s", 90.0), ("5m", 300.0), ("100ms", 0.1)])
 def test_seconds_may_have_a_unit(text: str, seconds: float) -> None:
     assert SecondsParam().convert(text, None, None) == seconds
+
+
+# ---- purge ----
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "options", "typed", "asks", "is_done"),
+    [
+        (True, [], "orders", True, True),
+        (True, [], " orders\t", True, True),
+        (True, [], "order", True, False),
+        (True, [], "", True, False),
+        (True, ["--selector", "a = 1"], "y", True, False),
+        (True, ["--yes"], "", False, True),
+        (True, ["--dry-run"], "", False, True),
+        (False, [], "", False, True),
+    ],
+)
+def test_purge_on_a_terminal_asks_for_the_name_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, options: list[str], typed: str, asks: bool, is_done: bool
+) -> None:
+    run_work = mock.Mock()
+    monkeypatch.setattr(BulkWork, "run", run_work)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: is_terminal, raising=False)
+    done = CliRunner().invoke(main, ["purge", "orders", *options], input=f"{typed}\n")
+    assert ("Type the name of the queue, orders, to remove these messages for ever:" in done.stderr) is asks
+    assert run_work.called is is_done
+    if not is_done:
+        assert done.exit_code == 2 and "that is not the name of the queue: nothing was changed" in done.stderr

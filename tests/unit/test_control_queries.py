@@ -14,7 +14,6 @@ from msgspec import structs
 from tests.unit.inspection import run_stuck_audit
 from truenext.broker import event_loop as event_loop_module
 from truenext.broker.control import LARGEST_COUNT, QUERIES, ClientInfo, QueryContext, Vitals
-from truenext.broker.control_answers import CommitsReport
 from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.pager import Pager
@@ -28,6 +27,7 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckMode, ControlRequest, Nack, Send, Subscribe
+from truenext.model.control_answers import CommitsReport
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX

@@ -7,7 +7,8 @@ The expected groups come from all headers, decoded one by one. The code under te
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 
 import msgspec
@@ -29,6 +30,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import EXPIRED, REJECTED, make_dead_letter
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.pages import PageResult
+from truenext.engine.state.queue import Entry
 from truenext.errors import RemoteProtocolError
 from truenext.model import dead_letters
 from truenext.model.batch import Causes
@@ -191,6 +193,9 @@ class DeadLetterQueue:
         while (batch := self.engine.take_batch()) is not None:
             self.engine.store_results.on_committed(batch)
 
+    def waiting(self, name: str) -> list[Entry]:
+        return [entry for lane in self.engine.queues.by_name[name].lanes for entry in lane.entries_between(0, 1000)]
+
     def pieces(self, request: BulkRequest) -> Iterator[BulkResult]:
         """Execute all pieces of a request."""
         work = self.engine.tasks.bulk_pieces
@@ -283,6 +288,22 @@ def test_piece_ends_early_if_its_causes_take_long(cause: str) -> None:
     )
     counts = [result.count for result in DeadLetterQueue([failed.message] * 100).pieces(COUNT_ALL)]
     assert len(counts) > 1 and sum(counts) == 100
+
+
+@pytest.mark.parametrize("work", [Redrive, partial(Move, to="elsewhere"), Purge], ids=["redrive", "move", "purge"])
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_redrive_counts_messages_that_are_transient_again(work: Callable[..., BulkRequest], is_dry: bool) -> None:
+    # C12.2
+    found = []
+    for is_persistent in (True, False, False, True, False):
+        message = SentMessage(4, is_persistent, 0, b"", b"")
+        failed = make_dead_letter(message, "orders", Policy(), attempts=1, causes=Causes(), reason=REJECTED, now_ms=1)
+        found.append(failed.message)
+    queue = DeadLetterQueue(found)
+    (result,) = queue.pieces(work("DLQ.orders", dry_run=is_dry))
+    assert (result.count, result.transient) == (5, 3 if work is Redrive else 0)
+    if work is Redrive and not is_dry:
+        assert sum(not entry.persistent for entry in queue.waiting("orders")) == 3
 
 
 def test_messages_of_a_queue_that_is_no_dead_letter_queue_are_not_counted() -> None:

@@ -85,7 +85,13 @@ def test_broker_of_an_earlier_version_lists_only_all_queues(
     assert done.exit_code == 2 and "of an earlier version" in done.output
 
 
-@pytest.mark.parametrize("command", [["queues"], ["queues", "--json"], ["status"]], ids=" ".join)
+def test_status_is_printed_as_json_for_programs(driver: ReportDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_with(monkeypatch, Answering(driver), "status", "--json")
+    assert done.exit_code == 0
+    assert msgspec.json.decode(done.output) == driver.answer("status")
+
+
+@pytest.mark.parametrize("command", [["queues"], ["queues", "--json"], ["status"], ["status", "--json"]], ids=" ".join)
 def test_watched_answer_is_shown_again_until_ctrl_c(
     command: list[str], driver: ReportDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

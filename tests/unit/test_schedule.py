@@ -15,7 +15,6 @@ from truenext.engine.background.bulk import (
     ListScheduled,
     ScheduledRequest,
     ScheduledResult,
-    ScheduledSendInfo,
     Unschedule,
     parse_request,
 )
@@ -28,6 +27,7 @@ from truenext.engine.writing.event_log import NoEventLog
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.batch import Batch
 from truenext.model.commands import Abort, Begin, Commit, Send
+from truenext.model.control_answers import ScheduledSendInfo
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.header_lines import decode_header_lines

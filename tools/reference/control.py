@@ -12,7 +12,6 @@ from truenext.broker import (
     backup_request,
     connection_list,
     connection_request,
-    control_answers,
     drain,
     failover_request,
     producer_request,
@@ -26,7 +25,6 @@ from truenext.broker.connection_request import (
     RedeliveryReport,
     SubscriptionReport,
     TransactionReport,
-    UserReport,
 )
 from truenext.broker.control import QUERIES, QUEUE_CHANGES, QueueRequest
 from truenext.broker.producer_request import ProducerAnswer, ProducerRequest
@@ -35,6 +33,7 @@ from truenext.broker.reload import ReloadResult
 from truenext.engine.background import bulk
 from truenext.engine.dispatch.heads import WaitReason
 from truenext.engine.state.producer import CommitOutcome
+from truenext.model import control_answers
 from truenext.model.dead_letters import DeadLetterGroup, GroupFilter
 from truenext.model.disk_level import DiskLevel
 from truenext.wire.stomp.actions import ACTION_PARSERS, ReleaseBody
@@ -78,24 +77,24 @@ _REQUESTS: dict[str, type[Struct]] = {"queues": QueuesRequest}
 """Structs of the bodies of queries, by verb; the others have no body."""
 _BULK = "bulk-work"
 _INSPECTIONS: dict[str, tuple[Callable[..., object], type[Struct] | None, *tuple[type[Struct], ...]]] = {
-    queue_details.CONSUMERS_VERB: (queue_details.report_consumers, QueueRequest, queue_details.ConsumerReport),
+    queue_details.CONSUMERS_VERB: (queue_details.report_consumers, QueueRequest, control_answers.ConsumerReport),
     queue_details.POLICY_VERB: (
         queue_details.report_policy,
         QueueRequest,
-        queue_details.PolicyReport,
-        queue_details.SettingReport,
+        control_answers.PolicyReport,
+        control_answers.SettingReport,
     ),
     connection_list.LIST_VERB: (
         connection_list.ConnectionList.report,
         connection_list.ConnectionsRequest,
-        connection_list.OpenConnection,
+        control_answers.OpenConnection,
     ),
     connection_list.CLOSE_VERB: (
         connection_list.ConnectionList.close,
         connection_list.CloseRequest,
         connection_list.CloseReport,
     ),
-    security_log.VERB: (security_log.RecentEvents.report, None, security_log.SecurityEvent),
+    security_log.VERB: (security_log.RecentEvents.report, None, control_answers.SecurityEvent),
 }
 """Function, request and structs of the answer of verbs about queues, connections and the security log."""
 _LISTS = {queue_details.CONSUMERS_VERB, connection_list.LIST_VERB, security_log.VERB}
@@ -212,7 +211,7 @@ def _bulk_work() -> Iterator[str]:
     yield from struct_parts(DeadLetterGroup, "###")
     yield "`scheduled` also has:"
     yield fields_table(bulk.ScheduledResult, only=_own_fields(bulk.ScheduledResult))
-    yield from struct_parts(bulk.ScheduledSendInfo, "###")
+    yield from struct_parts(control_answers.ScheduledSendInfo, "###")
 
 
 def _own_fields(struct: type[Struct]) -> list[str]:
@@ -268,7 +267,7 @@ def _connection() -> Iterator[str]:
     yield from struct_parts(TransactionReport, "###")
     yield from struct_parts(SubscriptionReport, "###")
     yield from struct_parts(RedeliveryReport, "###")
-    yield from struct_parts(UserReport, "###")
+    yield from struct_parts(control_answers.UserReport, "###")
     yield enum_table("`idle`", WaitReason)
 
 

@@ -273,8 +273,8 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
         HeaderDoc(
             ("reply-to",),
             "an address. Default: none",
-            "Address for replies. A `/temp-queue/NAME` must have a subscription of this connection, a "
-            "`/temp-topic/NAME` need not; the broker rewrites both so that other clients can send there.",
+            "Address for replies. A `/temp-queue/NAME` must have a subscription of this connection, but for a control "
+            "request; a `/temp-topic/NAME` need not. The broker rewrites both so that other clients can send there.",
         ),
         HeaderDoc(
             ("correlation-id",),

@@ -30,7 +30,6 @@ from truenext.broker.committer import BEAT_CHECK_S, Committer
 from truenext.broker.connection_ends import ConnectionEnds
 from truenext.broker.connection_list import ConnectionList
 from truenext.broker.control import QueryContext, Vitals, own_address
-from truenext.broker.control_answers import CommitsReport, HistoryReport
 from truenext.broker.control_commands import ControlCommands
 from truenext.broker.disk_level_log import DiskLevelLog
 from truenext.broker.drain import Drain
@@ -57,6 +56,7 @@ from truenext.history.writer import HistoryWriter
 from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.commands import Command
+from truenext.model.control_answers import CommitsReport, HistoryReport
 from truenext.model.limits import LAZY_COMMIT_SECONDS
 from truenext.model.policy import Policies
 from truenext.model.selector import prepare_compiler

@@ -18,6 +18,7 @@ from truenext.broker.queue_details import ClientIdentity
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import decode_client_json
+from truenext.model.control_answers import OpenConnection
 
 LIST_VERB, CLOSE_VERB = "connections", "close"
 CONNECTIONS_PER_STEP = 20
@@ -30,29 +31,6 @@ class ConnectionsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Maximum number of connections; None is no limit."""
     after: str = ""
     """Connection after which the answer begins: the last one of the answer before. "" begins with the first."""
-
-
-class OpenConnection(msgspec.Struct, kw_only=True):
-    """One connection that has logged in. The answer to `connections` is a list of these, in the order of logins."""
-
-    connection: str
-    """Name of the connection, for `close`. No other connection ever has the same name."""
-    address: str
-    """Address and port from which the client connects."""
-    user: str
-    """User of the connection; "" if the broker has no users."""
-    tls: str | None
-    """Version of TLS, such as `TLSv1.3`; null if the connection is not encrypted."""
-    client_id: str
-    """Name that the client gave itself, `client-id` of its CONNECT; "" if none."""
-    since: int
-    """Time of the login, in milliseconds since 1970."""
-    protocol: str
-    """Protocol of the connection: `STOMP` or `OpenWire`."""
-    consumers: int
-    """Number of consumers of the connection."""
-    held: int
-    """Number of messages that the connection's consumers hold, or that its open transactions have acknowledged."""
 
 
 class CloseRequest(msgspec.Struct, forbid_unknown_fields=True):

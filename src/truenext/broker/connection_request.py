@@ -16,6 +16,7 @@ from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode
+from truenext.model.control_answers import UserReport
 from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.model.grants import Right, User
 
@@ -79,29 +80,6 @@ class SubscriptionReport(msgspec.Struct, kw_only=True):
     message is next."""
     redelivery: RedeliveryReport | None = None
     """Policy for messages that fail; None for a browser and for a pattern of queues."""
-
-
-class UserReport(msgspec.Struct):
-    """User of the connection, and the user's grants, those of its roles included."""
-
-    name: str
-    """Name of the user."""
-    send: list[str]
-    """Patterns of the queues and topics to which the user may send, each with `/queue/` or `/topic/`."""
-    take: list[str]
-    """Patterns of the queues and topics that the user may consume from (right `take`)."""
-    browse: list[str]
-    """Patterns of the queues that the user may browse."""
-    manage: list[str]
-    """Patterns of the queues that the user may manage: move, purge and pause."""
-    monitor: bool
-    """True if the user may use `status` and `connections`, and see all queues and their consumers (right `monitor`)."""
-    admin: bool
-    """True if the user may use `close`, `security`, `reload`, `failover`, `backup` and `drain`, and `scheduled` and
-    `unschedule` for all destinations (right `admin`)."""
-    client_ids: list[str]
-    """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
-    always allowed, and not listed."""
 
 
 class ConnectionReport(msgspec.Struct):

@@ -13,20 +13,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from truenext.broker.control_answers import (
-    CommitsReport,
-    HistoryReport,
-    JournalReport,
-    LogReport,
-    MemberReport,
-    MemoryReport,
-    QueueChange,
-    StatusReport,
-    StuckQueueReport,
-    SubscriptionCounts,
-    TemporaryQueueReport,
-    TemporaryReport,
-)
 from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.pager import Pager
 from truenext.broker.queues_request import (
@@ -48,6 +34,20 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.model import header_lines
 from truenext.model.commands import ControlRequest, Send, decode_client_json
+from truenext.model.control_answers import (
+    CommitsReport,
+    HistoryReport,
+    JournalReport,
+    LogReport,
+    MemberReport,
+    MemoryReport,
+    QueueChange,
+    StatusReport,
+    StuckQueueReport,
+    SubscriptionCounts,
+    TemporaryQueueReport,
+    TemporaryReport,
+)
 from truenext.model.destination import SPARK_PREFIX, TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX

@@ -20,11 +20,11 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from truenext.broker.broker import Broker
-from truenext.broker.control_answers import LogReport, QueueReport, StatusReport
 from truenext.broker.control_commands import Figures
 from truenext.broker.health import BrokerHealth, BrokerState
 from truenext.clock import monotonic
 from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED
+from truenext.model.control_answers import LogReport, QueueReport, StatusReport
 from truenext.model.disk_level import DiskLevel
 from truenext.model.histogram import HistogramCounter, cumulative_buckets
 from truenext.model.limits import METRICS_QUEUES_MAX

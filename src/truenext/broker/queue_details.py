@@ -15,6 +15,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import AckMode
+from truenext.model.control_answers import ConsumerReport, PolicyReport, SettingReport
 from truenext.model.policy import Policy
 from truenext.model.setting import settings_of
 
@@ -29,61 +30,6 @@ class ClientIdentity(NamedTuple):
     address: str | None
     user: str | None
     client_id: str | None
-
-
-class ConsumerReport(msgspec.Struct, kw_only=True):
-    """One consumer of a queue. The answer to `consumers` is a list of these, in the order of their subscriptions,
-    consumers of patterns last."""
-
-    id: str
-    """Id that the client gave its subscription."""
-    connection: str
-    """Connection of the consumer, as `connections` reports it."""
-    address: str | None
-    """Address from which the client connects. Null if the client that asks lacks the right `monitor`, and the
-    connection is of another user; so are `user` and `client_id`."""
-    user: str | None
-    """User of the connection; "" if the broker has no users."""
-    client_id: str | None
-    """Name that the client gave itself, `client-id` of its CONNECT; "" if none."""
-    destination: str
-    """Destination of the subscription: the queue, or a pattern of queues or topics."""
-    selector: str | None
-    """Selector of the subscription; null if it has none."""
-    ack: str
-    """Mode of acknowledgement: `auto`, `client` or `client-individual`."""
-    window: int | None
-    """Number of messages that the consumer may hold, in all queues of its pattern; null in auto mode, and if the
-    subscription pulls."""
-    automatic: bool
-    """True if the broker chooses the window."""
-    suspended: bool
-    """True if the consumer gets no messages until its client wakes it."""
-    held: int
-    """Number of messages of this queue that the consumer holds."""
-    held_s: float | None
-    """Seconds since the dispatch of the message of this queue that it has held longest; null if it holds none. If it
-    has acknowledged nothing for as long, it hangs or works for long."""
-    last_acknowledgement_s: float | None
-    """Seconds since the consumer's last ACK or NACK; null if there was none."""
-
-
-class SettingReport(msgspec.Struct):
-    """One setting of a queue's policy."""
-
-    value: float | str | None
-    """Value of the setting, sizes in bytes; null for "none"."""
-    source: str
-    """Table of the configuration file that sets it, such as `[policy."orders.>"]`; `command line` or `default`."""
-
-
-class PolicyReport(msgspec.Struct):
-    """Settings of one queue ([settings](settings.md))."""
-
-    queue: str
-    """Name of the queue."""
-    settings: dict[str, SettingReport]
-    """Settings by name."""
 
 
 def report_consumers(

@@ -17,7 +17,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from truenext.broker.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
 from truenext.broker.control_requests import ListAnswer
 from truenext.broker.event_loop import Steps
 from truenext.engine.engine import Engine
@@ -28,6 +27,7 @@ from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import decode_client_json
+from truenext.model.control_answers import MessageCounts, QueueOrder, QueueReport, QueueSums
 from truenext.model.limits import QUEUE_NAMES_MAX
 from truenext.model.order import PRIORITY_MAX
 from truenext.model.pattern import fault_of_pattern, is_pattern, matches

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import msgspec
 
+from truenext.model.control_answers import SecurityEvent
 from truenext.model.limits import SECURITY_EVENTS_MAX
 
 logger = logging.getLogger("truenext.security")
@@ -35,28 +36,6 @@ _KINDS = {
     "control request": "control request",
 }
 """Kind of each event that is remembered: as many of each kind as if there were no other."""
-
-
-class SecurityEvent(msgspec.Struct):
-    """One event, or several equal ones. The answer to `security` is a list of these, the latest first: the last
-    {SECURITY_EVENTS_MAX} different ones of each kind, since the start of the broker. Kinds are refusals, failed logins,
-    and control requests; but not those that only read."""
-
-    at: int
-    """Time of the event, or of the latest of equal ones, in milliseconds since 1970."""
-    event: str
-    """`request refused`; `connection ended` by a reload; `login failed`; `TLS failed`; or `control request`."""
-    user: str
-    """Name of the user; "" if the client has named none, or the broker has no users; `unknown` if there is no such
-    user."""
-    address: str
-    """Address from which the client connects, without the port."""
-    text: str
-    """Reason; of a control request, its verb, and the queue or connection that it names."""
-    count: int
-    """Number of equal events: those with the same event, user, address and text."""
-    first: int
-    """Time of the first of equal events, in milliseconds since 1970."""
 
 
 class RecentEvents:

@@ -1,9 +1,11 @@
 """`truenext redrive`, `move` and `purge`: bulk work on the messages of a queue."""
 
+import sys
 from typing import Any
 
 import click
 
+from truenext.cli import terminal
 from truenext.cli.bulk_work import (
     BulkWork,
     BulkWorkKind,
@@ -74,12 +76,16 @@ def move(queue: str, to: str, as_json: bool, broker: BrokerOptions, **options: A
 @selector_option
 @group_options
 @click.option("--dry-run", is_flag=True, help="Print the number of messages, and remove none.")
+@click.option("--yes", "is_confirmed", is_flag=True, help="Do not ask for the name of the queue.")
 @json_option
 @broker_options
-def purge(queue: str, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
+def purge(queue: str, is_confirmed: bool, as_json: bool, broker: BrokerOptions, **options: Any) -> None:
     """Remove the messages that wait in QUEUE.
 
-    Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too.
+    Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too. If
+    standard input is a terminal, asks for the name of the queue first.
     """
+    if not (is_confirmed or options["dry_run"]) and sys.stdin is not None and sys.stdin.isatty():
+        terminal.require_typed("queue", queue, "remove these messages for ever")
     kind = BulkWorkKind("purge", "removed", HELD)
     BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)

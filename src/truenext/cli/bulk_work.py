@@ -142,6 +142,7 @@ class BulkWork:
         self._missing = set(numbers)
         self._count = 0
         self._moved_to = Counter[str]()
+        self._transient_count = 0
         self._left_count = 0
         self._left_of_ended = Counter[str]()
         self._error = ""
@@ -160,7 +161,8 @@ class BulkWork:
             raise
         if as_json:
             facts = {"count": self._count, "to": dict(self._moved_to), "left": self._left_count}
-            terminal.write_json(facts | {"ended": dict(self._left_of_ended), "dry_run": self._is_dry})
+            facts |= {"transient": self._transient_count, "ended": dict(self._left_of_ended), "dry_run": self._is_dry}
+            terminal.write_json(facts)
         else:
             self._print_result()
         if self._error:
@@ -181,6 +183,8 @@ class BulkWork:
             for answer in run_in_pieces(connection, self._kind.verb, self._request, total=total, done=self._done):
                 self._count += answer["moved"]
                 self._moved_to.update(answer["to"])
+                # Missing in answers of older brokers.
+                self._transient_count += answer.get("transient", 0)
                 self._left_count += answer["left"]
                 self._left_of_ended.update(answer["ended"])
                 self._missing -= set(answer["sequences"])
@@ -195,6 +199,11 @@ class BulkWork:
             terminal.echo(f"{count:,} {self._done} to {name}")
         if not self._moved_to:
             terminal.echo(f"{self._count:,} {self._done}")
+        if self._transient_count:
+            terminal.echo(
+                f"{self._transient_count:,} of these as transient messages, as they were sent: a crash of the broker "
+                "loses them"
+            )
         for name, count in sorted(self._left_of_ended.items()):
             why = f"they failed in {terminal.escape_line(name)}, which does not exist any more"
             terminal.echo(f"{count:,} left: {why}; `truenext move` moves them to a queue")

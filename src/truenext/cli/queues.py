@@ -8,7 +8,6 @@ import click
 import msgspec
 
 from truenext.blocking import Connection
-from truenext.broker.control_answers import QueueOrder
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import CommandFailure
@@ -16,6 +15,7 @@ from truenext.cli.terminal import format_age
 from truenext.cli.values import COUNT, TEXT, EnumParam
 from truenext.cli.watch import rows_that_fit, show_repeatedly, watch_option
 from truenext.errors import RemoteProtocolError
+from truenext.model.control_answers import QueueOrder, QueueReport, QueuesReport
 from truenext.model.numerals import count_noun
 
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
@@ -27,30 +27,6 @@ WATCHED_ROWS = 50
 
 _OTHER_LINES = 3
 """Lines of a terminal that have no queue: the head, the sums, and the cursor's."""
-
-
-class _Row(msgspec.Struct):
-    """Fields of a QueueReport that the list shows. Those with a default are missing in answers of older brokers."""
-
-    name: str
-    waiting: int
-    unacknowledged: int
-    consumers: int
-    scheduled: int
-    paused: bool
-    dead_lettered: dict[str, int] = {}
-    oldest_s: float | None = None
-    held_s: float | None = None
-    failed_again: int = 0
-    rate: float = 0.0
-
-
-class _Answer(msgspec.Struct):
-    """Answer to a request with a body."""
-
-    queues: list[_Row]
-    next: str | None
-    sums: dict[str, Any]
 
 
 @click.command()
@@ -95,16 +71,15 @@ def queues(
     is_plain = request == {"name": "", "order": "name", "limit": None, "after": None}
     with connected(broker) as connection:
         if is_watched:
-            _watch(connection, request, as_json=as_json)
+            show_repeatedly(
+                lambda: connection.control_request("queues", request),
+                lambda answer: _print(answer, as_json=as_json, is_plain=False),
+            )
         if is_plain or as_json or count is not None:
             answer = connection.control_request("queues", None if is_plain else request)
             _print(answer, as_json=as_json, is_plain=is_plain)
         else:
             _print_found(_all_found(connection, request))
-
-
-def _watch(connection: Connection, request: dict[str, Any], *, as_json: bool) -> None:
-    show_repeatedly(lambda: _print(connection.control_request("queues", request), as_json=as_json, is_plain=False))
 
 
 def _print(answer: bytes, *, as_json: bool, is_plain: bool) -> None:
@@ -113,12 +88,12 @@ def _print(answer: bytes, *, as_json: bool, is_plain: bool) -> None:
             _decode(answer)
         terminal.write_json_text(answer)
     elif is_plain:
-        _write(_lines(msgspec.json.decode(answer, type=list[_Row]), with_times=False))
+        _write(_lines(msgspec.json.decode(answer, type=list[QueueReport]), with_times=False))
     else:
         _print_found(_decode(answer))
 
 
-def _all_found(connection: Connection, request: dict[str, Any]) -> _Answer:
+def _all_found(connection: Connection, request: dict[str, Any]) -> QueuesReport:
     """Request all queues, in as many answers as needed."""
     found = answer = _decode(connection.control_request("queues", request))
     while answer.next is not None:
@@ -127,14 +102,14 @@ def _all_found(connection: Connection, request: dict[str, Any]) -> _Answer:
     return found
 
 
-def _decode(answer: bytes) -> _Answer:
+def _decode(answer: bytes) -> QueuesReport:
     if answer.startswith(b"["):
         text = "the broker is of an earlier version, and only lists all queues: leave NAME and the options out"
         raise CommandFailure(RemoteProtocolError(text))
-    return msgspec.json.decode(answer, type=_Answer)
+    return msgspec.json.decode(answer, type=QueuesReport)
 
 
-def _print_found(found: _Answer) -> None:
+def _print_found(found: QueuesReport) -> None:
     _write(_lines(found.queues, with_times=True))
     _write(_sums(found))
 
@@ -143,7 +118,7 @@ def _write(lines: Iterator[str]) -> None:
     click.echo("\n".join(lines))
 
 
-def _lines(rows: list[_Row], *, with_times: bool) -> Iterator[str]:
+def _lines(rows: list[QueueReport], *, with_times: bool) -> Iterator[str]:
     """Yield the lines of a table. Made without rich, which takes 17 seconds for 50,000 queues."""
     names = [terminal.escape_line(row.name) + (" (paused)" if row.paused else "") for row in rows]
     columns = [_column(count, [getattr(row, count) for row in rows]) for count in COUNTS]
@@ -169,11 +144,11 @@ def _column(head: str, values: Sequence[object]) -> list[str]:
     return [cell.rjust(width) for cell in cells]
 
 
-def _sums(found: _Answer) -> Iterator[str]:
+def _sums(found: QueuesReport) -> Iterator[str]:
     sums = found.sums
-    shown = f"{len(found.queues):,} of " if len(found.queues) != sums["queues"] else ""
-    oldest = "" if sums["oldest_s"] is None else f", the oldest for {format_age(sums['oldest_s'])}"
+    shown = f"{len(found.queues):,} of " if len(found.queues) != sums.queues else ""
+    oldest = "" if sums.oldest_s is None else f", the oldest for {format_age(sums.oldest_s)}"
     yield (
-        f"{shown}{count_noun(sums['queues'], 'queue')}: {sums['waiting']:,} waiting{oldest}, {sums['held']:,} "
-        f"unacknowledged, {sum(sums['dead_lettered'].values()):,} dead, {sums['rate']:,.1f} acknowledged a second"
+        f"{shown}{count_noun(sums.queues, 'queue')}: {sums.waiting:,} waiting{oldest}, {sums.held:,} "
+        f"unacknowledged, {sum(sums.dead_lettered.values()):,} dead, {sums.rate:,.1f} acknowledged a second"
     )

@@ -3,10 +3,11 @@
 from typing import Any
 
 import click
+import msgspec
 
-from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
+from truenext.cli.bulk_work import json_option
+from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.exit_status import NoAnswerFailure
 from truenext.cli.members import print_members
 from truenext.cli.terminal import format_age
@@ -56,9 +57,10 @@ def _counts_text(facts: dict[str, Any]) -> str:
 
 
 @click.command()
+@json_option
 @watch_option
 @broker_options
-def status(is_watched: bool, broker: BrokerOptions) -> None:
+def status(as_json: bool, is_watched: bool, broker: BrokerOptions) -> None:
     """Show the state of the broker.
 
     Shows whether the broker is ready for clients (a broker that is being drained is not), its version and time of
@@ -71,16 +73,17 @@ def status(is_watched: bool, broker: BrokerOptions) -> None:
     Exits 0 if no queue is stuck, 1 if one is, 2 if the broker could not be asked.
     """
     with connected(broker, failure=NoAnswerFailure) as connection:
+        show = terminal.write_json_text if as_json else _show
         if is_watched:
-            _watch(connection)
-        facts = send_control_request(connection, "status")
-    _print(facts)
-    if facts["stuck"]:
+            show_repeatedly(lambda: connection.control_request("status"), show)
+        answer = connection.control_request("status")
+    show(answer)
+    if msgspec.json.decode(answer)["stuck"]:
         raise SystemExit(1)
 
 
-def _watch(connection: Connection) -> None:
-    show_repeatedly(lambda: _print(send_control_request(connection, "status")))
+def _show(answer: bytes) -> None:
+    _print(msgspec.json.decode(answer))
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@ missing, go on without these rows, and make the log of a copied database one of 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -109,9 +108,7 @@ def _read_status(url: str, schema: str) -> StoreStatus:
 
 def _renew(url: str, schema: str, purpose: str, *, is_copy: bool) -> None:
     """Give a log a new identity for this purpose, if the operator types the name of its schema."""
-    terminal.echo(f"Type the name of the schema, {schema}, to {purpose}:", err=True)
-    if sys.stdin is None or sys.stdin.readline().strip() != schema:
-        raise ConfigurationError("that is not the name of the schema: nothing was changed")
+    terminal.require_typed("schema", schema, purpose)
     try:
         identity = renew_log(url, schema, is_copy=is_copy)
     except TruenextError as error:

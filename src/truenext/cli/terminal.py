@@ -24,6 +24,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from truenext.errors import ConfigurationError
+
 WIDTH_MAX = 1_000_000
 """Width in columns of an output that is not a terminal."""
 
@@ -124,6 +126,17 @@ def echo(text: str, *, err: bool = False) -> None:
         click.echo(escape_text(text), err=True)
     except OSError:
         discard_output(sys.stderr)
+
+
+def require_typed(kind: str, name: str, purpose: str) -> None:
+    """Ask the operator to type a name, so that nothing is done to another one by mistake. `kind` says what has the
+    name, and `purpose` what is done then.
+
+    Raises: ConfigurationError if another text is typed, or standard input is closed
+    """
+    echo(f"Type the name of the {kind}, {escape_line(name)}, to {purpose}:", err=True)
+    if sys.stdin is None or sys.stdin.readline().strip() != name:
+        raise ConfigurationError(f"that is not the name of the {kind}: nothing was changed")
 
 
 def flush_errors() -> None:

@@ -4,9 +4,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import click
+
+T = TypeVar("T")
 
 INTERVAL_S = 2.0
 
@@ -21,18 +23,20 @@ watch_option = click.option(
 )
 
 
-def show_repeatedly(show: Callable[[], object]) -> NoReturn:
-    """Call `show` again and again. On a terminal, what was shown before is cleared; else a blank line separates."""
+def show_repeatedly(request: Callable[[], T], show: Callable[[T], object], pause_s: float = INTERVAL_S) -> NoReturn:
+    """Show what `request` returns, and again after each pause. On a terminal, what was shown before is cleared; else a
+    blank line separates."""
     is_first = True
     while True:
-        separate(is_first=is_first)
+        answer = request()
+        _separate(is_first=is_first)
         is_first = False
-        show()
+        show(answer)
         sys.stdout.flush()
-        time.sleep(INTERVAL_S)
+        time.sleep(pause_s)
 
 
-def separate(*, is_first: bool) -> None:
+def _separate(*, is_first: bool) -> None:
     """Clear what a terminal shows. Elsewhere print a blank line, unless nothing was shown before."""
     if sys.stdout.isatty():
         click.echo(_CLEAR, nl=False)

@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime
 
+from truenext.model.numerals import short_size
+
 ABSENT = "-"
 """Stands for a value that is not known or does not apply."""
-
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_count(count: int | None) -> str:
@@ -33,15 +33,10 @@ def format_rate(rate: float | None) -> str:
 def format_bytes(size: int | None) -> str:
     """Return a number of bytes with three digits and a unit.
 
-    >>> format_bytes(0), format_bytes(1000), format_bytes(1536), format_bytes(256 * 2**20), format_bytes(None)
-    ('0 B', '1,000 B', '1.5 KiB', '256 MiB', '-')
+    >>> format_bytes(1536), format_bytes(None)
+    ('1.5KiB', '-')
     """
-    if size is None:
-        return ABSENT
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_SIZES) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_SIZES[unit]}" if unit and value < 10 else f"{value:,.0f} {_SIZES[unit]}"
+    return ABSENT if size is None else short_size(size)
 
 
 def format_duration(seconds: float | None) -> str:

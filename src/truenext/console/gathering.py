@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from truenext.client.tasks.connection import Consumer
-from truenext.console.answers import QueueList, QueueReport, StatusReport
 from truenext.console.charts import STEP_S, Charts
 from truenext.console.link import Link, LoggedOut, Restricted
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
 from truenext.errors import LocalProtocolError, Refused, TruenextError
+from truenext.model.control_answers import QueueReport, QueuesReport, StatusReport
 from truenext.model.process_report import REPLIES, REPORT_TTL_S, STAGES_TOPIC
 from truenext.model.seen_processes import SeenProcess, SeenProcesses
 
@@ -48,11 +48,11 @@ class Gathered:
 
     status: StatusReport | None = None
     """State of the broker; None without the right `monitor`."""
-    oldest: QueueList | None = None
+    oldest: QueuesReport | None = None
     """Queues whose oldest messages wait longest, and the sums."""
     others: list[QueueReport] = field(default_factory=list)
     """The fullest queues, those whose messages consumers hold longest, and those with the most repeated failures."""
-    dead_letters: QueueList | None = None
+    dead_letters: QueuesReport | None = None
     """Dead-letter queues, the fullest first."""
     error: str = ""
     """Reason why there are no newer answers; "" if there is none."""
@@ -149,14 +149,14 @@ class QueueGathering(_Loop):
     async def _gather(self, link: Link) -> None:
         rights = await link.rights()
         status, oldest = await asyncio.gather(
-            _status(link, rights), link.ask("queues", {"order": "oldest", "limit": TOP}, QueueList)
+            _status(link, rights), link.ask("queues", {"order": "oldest", "limit": TOP}, QueuesReport)
         )
         others, dead = self.latest.others, self.latest.dead_letters
         if self._number % SELDOM == 0 or dead is None:
             by_waiting = {"order": "waiting", "limit": TOP}
             dead, *lists = await asyncio.gather(
-                link.ask("queues", by_waiting | {"dead_letters": True}, QueueList),
-                *(link.ask("queues", {"order": order, "limit": TOP}, QueueList) for order in _OTHER_ORDERS),
+                link.ask("queues", by_waiting | {"dead_letters": True}, QueuesReport),
+                *(link.ask("queues", {"order": order, "limit": TOP}, QueuesReport) for order in _OTHER_ORDERS),
             )
             others = list({each.name: each for found in lists for each in found.queues}.values())
         self._number += 1

@@ -11,9 +11,9 @@ import msgspec
 from truenext.client.core.credentials import Credentials
 from truenext.client.core.message import Content
 from truenext.client.tasks.connection import Connection, connect
-from truenext.console.answers import ConnectionReport
 from truenext.console.rights import Rights
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, TruenextError
+from truenext.model.control_answers import ConnectionUser
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class Link:
         """
         now = asyncio.get_running_loop().time()
         if self._rights is None or now - self._rights[0] > RIGHTS_S:
-            report = await self.ask("connection", None, ConnectionReport)
+            report = await self.ask("connection", None, ConnectionUser)
             self._rights = now, Rights(report.user)
         return self._rights[1]
 

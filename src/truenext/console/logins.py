@@ -18,8 +18,9 @@ LOGINS_MAX = 100
 """Largest number of logins at once. The one that was not used for longest ends for a new one."""
 LOGIN_S = 12 * 3600
 IDLE_S = 3600
-STREAMS_MAX = 20
-"""Largest number of streams of live parts of one login; each open page has one."""
+STREAMS_MAX = 5
+"""Largest number of streams of one login; each live page has one while it is visible. A browser opens six connections
+to one address, and the last one is for pages and forms."""
 ATTEMPTS_PER_MINUTE = 5
 """Failed logins from one address within a minute; further ones are refused for the rest of it."""
 ATTEMPTS_IN_ALL = 20

@@ -3,12 +3,10 @@ itself refuses what a user may not do."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from truenext.console.answers import UserReport
 from truenext.errors import TruenextError
+from truenext.model.control_answers import UserReport
 from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX, DestinationKind, parse_stored_address
-from truenext.model.grants import Pattern, Right, User, parse_pattern, subscription_topic
+from truenext.model.grants import Pattern, Right, User, known_patterns, subscription_topic
 
 
 class Rights:
@@ -63,16 +61,8 @@ class Rights:
 
 
 def _user(report: UserReport) -> User:
-    grants = {right: _patterns(getattr(report, right.value)) for right in Right}
+    grants = {right: known_patterns(getattr(report, right.value)) for right in Right}
     return User(report.name, grants, report.client_ids, is_monitor=report.monitor, is_admin=report.admin)
-
-
-def _patterns(texts: list[str]) -> list[Pattern]:
-    patterns = []
-    for text in texts:
-        with suppress(ValueError):
-            patterns.append(parse_pattern(text))
-    return patterns
 
 
 def _grants(report: UserReport) -> list[tuple[str, str]]:

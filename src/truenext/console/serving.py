@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from truenext.client.core.credentials import Credentials
-from truenext.console.answers import ConnectionReport, QueueList
 from truenext.console.app import Console, make_app
 from truenext.console.doors import Address
 from truenext.console.link import Broker, Link, OlderBroker, older_text
 from truenext.console.rendering import Renderer
 from truenext.console.shared import Shared
 from truenext.errors import Code, ConfigurationError, Refused
+from truenext.model.control_answers import ConnectionUser, QueuesReport
 from truenext.model.url import host_and_port, is_loopback
 from truenext.tls import reason_of
 from truenext.version import VERSION
@@ -201,8 +201,8 @@ async def ask_whether_users(broker: Broker) -> bool:
         raise
     link = Link(broker, connection, None)
     try:
-        report = await link.ask("connection", None, ConnectionReport)
-        await link.ask("queues", {"limit": 0, "order": "failing"}, QueueList)
+        report = await link.ask("connection", None, ConnectionUser)
+        await link.ask("queues", {"limit": 0, "order": "failing"}, QueuesReport)
     except Refused as error:
         # A broker that takes no body, or does not know this order, refuses what pages send.
         raise OlderBroker(older_text("queues")) from error

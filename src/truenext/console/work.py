@@ -60,6 +60,7 @@ class Totals:
         self.to: Counter[str] = Counter()
         self.left = 0
         self.ended: Counter[str] = Counter()
+        self.transient = 0
         self.error = ""
 
     def add(self, answer: BulkAnswer) -> None:
@@ -67,6 +68,7 @@ class Totals:
         self.to.update(answer.to)
         self.left += answer.left
         self.ended.update(answer.ended)
+        self.transient += answer.transient
         self.error = answer.error or self.error
 
 

@@ -154,7 +154,7 @@ def format_duration(ms: float) -> str:
         if value < (1000 if unit == "ms" else 120):
             break
         value, unit = value / times, larger
-    return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.2g} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.2g} {unit}"
 
 
 # ---- Lines ----

@@ -84,6 +84,11 @@ def incomplete(path: str | Path) -> str:
     return f"{path} ends in the middle of an event, which is left out: was its process killed?"
 
 
+def no_events(path: str | Path, count: int) -> str:
+    what = "a line that is" if count == 1 else f"{count:,} lines that are"
+    return f"{path} has {what} not an event, and left out: was the file cut or overwritten?"
+
+
 def process_of(name: str) -> str:
     """Return the id of the process that has written the file of this name."""
     return name.rpartition("-")[0]
@@ -230,8 +235,7 @@ class EventFiles:
             # The rest has come.
             del self._file_problems[name]
         if file.bad_lines:
-            what = "a line that is" if file.bad_lines == 1 else f"{file.bad_lines:,} lines that are"
-            self._tell(name, f"{file.path} has {what} not an event, and left out: was the file cut or overwritten?")
+            self._tell(name, no_events(file.path, file.bad_lines))
         if events:
             file.at = max(file.at, events[-1].at)
             file.is_closed = events[-1].kind == CLOSED

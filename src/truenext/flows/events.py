@@ -11,6 +11,8 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
+from truenext.model.process_report import Milliseconds
+
 TRACE_MAX = 200
 """Largest number of characters of a flow's human-readable name, its trace, that are recorded."""
 
@@ -125,6 +127,8 @@ EVENTS: tuple[type[StageEvent], ...] = (FileOpened, ExecutionStarted, SqlCommitt
 
 Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """Number with which a reader can calculate. Services record no other."""
+Microseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999_999)]
+"""Time since the epoch, up to the year 9999, or a duration. A line with another one is no event."""
 
 
 class EventLine(msgspec.Struct, gc=False):
@@ -134,7 +138,7 @@ class EventLine(msgspec.Struct, gc=False):
     kind: str
     process: str
     number: Integer
-    at: Integer
+    at: Microseconds
     format: Integer = 0
     service: str = ""
     instance: str = ""
@@ -148,12 +152,12 @@ class EventLine(msgspec.Struct, gc=False):
     parent: str = ""
     queue: str | None = None
     sequence: Integer | None = None
-    accepted_ms: Integer | None = None
+    accepted_ms: Milliseconds | None = None
     exactly_once: bool = False
     execution: Integer = 0
-    total_us: Integer | None = None
-    run_us: Integer | None = None
-    commit_us: Integer | None = None
+    total_us: Microseconds | None = None
+    run_us: Microseconds | None = None
+    commit_us: Microseconds | None = None
     error: str | None = None
     given_up_for: str | None = None
 

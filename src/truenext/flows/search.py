@@ -17,6 +17,7 @@ from truenext.flows.event_files import (
     escape_paths,
     incomplete,
     list_files,
+    no_events,
     problem_of_start,
     process_of,
     read_start,
@@ -59,8 +60,11 @@ def find_flows(folders: Sequence[Path], text: str, executions_max: int | None = 
     search = _Search(text, executions_max)
     for paths in _paths_by_process(folders, problems):
         for path in paths:
+            bad_lines = search.bad_lines
             for block in _blocks(path, problems):
                 search.scan(block)
+            if search.bad_lines > bad_lines:
+                problems.append(no_events(path, search.bad_lines - bad_lines))
         search.end_process()
     search.omit_earliest()
     if search.is_cut:
@@ -113,6 +117,8 @@ class _Search:
         self._cuts = executions_max is not None
         self.is_cut = False
         """True if executions of a flow were left out."""
+        self.bad_lines = 0
+        """Number of lines that looked like wanted events, and are none."""
         self._trace = text[:TRACE_MAX]
         self._prefix = f"{text}|"[:TRACE_MAX]
         # The text as it is in a line, without the quotation mark at its end.
@@ -148,13 +154,18 @@ class _Search:
 
     def _start(self, line: bytes) -> None:
         """Add the execution that starts in this line, if it is wanted."""
-        event = decode_line(line)
+        event = self._decode(line)
         if event is not None and event.kind == STARTED and self._is_wanted(event):
             key = (event.process, event.number)
             # A copy that follows: files were copied into another folder.
             if key not in self._running:
                 self._running[key] = execution = start_execution(event)
                 self._add(execution)
+
+    def _decode(self, line: bytes) -> EventLine | None:
+        event = decode_line(line)
+        self.bad_lines += event is None
+        return event
 
     def _is_wanted(self, event: EventLine) -> bool:
         is_found = self._trace == event.trace or self._text == event.flow or event.trace.startswith(self._prefix)
@@ -186,7 +197,7 @@ class _Search:
         for match in _EXECUTION.finditer(block, first, end):
             if int(match[1]) not in numbers:
                 continue
-            event = decode_line(block[block.rfind(b"\n", 0, match.start()) + 1 : block.find(b"\n", match.end())])
+            event = self._decode(block[block.rfind(b"\n", 0, match.start()) + 1 : block.find(b"\n", match.end())])
             execution = None if event is None else self._running.get((event.process, event.execution))
             if event is None or execution is None:
                 continue

@@ -6,6 +6,7 @@ request may reach."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
@@ -81,6 +82,19 @@ def parse_pattern(text: str) -> Pattern:
     elif not words:
         raise ValueError("is not a pattern: it has no name")
     return Pattern(is_topic, tuple(words.split(".")))
+
+
+def known_patterns(texts: Iterable[str]) -> list[Pattern]:
+    """Parse patterns that a broker reports, without those that only a later version knows.
+
+    >>> [str(pattern) for pattern in known_patterns(["orders.>", "/newer/a"])]
+    ['/queue/orders.>']
+    """
+    patterns = []
+    for text in texts:
+        with suppress(ValueError):
+            patterns.append(parse_pattern(text))
+    return patterns
 
 
 def subscription_topic(name: str) -> Pattern:

@@ -73,7 +73,7 @@ class Responder:
             except (TruenextError, TimeoutError) as error:
                 _logger.info("cannot receive requests to the processes of stages", extra={"error": str(error)})
             except Exception as error:
-                # A newer broker may tell of grants that this version cannot read.
+                # A newer broker may give an answer that this version cannot read.
                 _logger.warning("cannot receive requests to the processes of stages", extra={"error": repr(error)})
             await asyncio.sleep(RETRY_S)
 

@@ -14,6 +14,7 @@ import pytest
 from tests.console.browser.conftest import OpenWindow, Window
 from tests.console.browser.shop import Order
 from tests.console.browser.world import World, fill_queues, reject_all, send_all
+from truenext.console.logins import STREAMS_MAX
 
 pytestmark = [pytest.mark.alternates("the console in a browser"), pytest.mark.timeout(300)]
 
@@ -166,7 +167,7 @@ def test_purge_asks_for_the_name_and_does_nothing_without_it(shared_world: World
     page.get_by_label("Type leftover to go on").fill("leftovers")
     button.click()
     page.get_by_role("alert").wait_for()
-    window.faults.clear()
+    assert page.get_by_label("Type leftover to go on").is_visible(), "it can be typed again"
     assert _counts(window, "leftover") == 3
     page.get_by_role("link", name="Purge").click()
     page.get_by_role("link", name="Cancel").click()
@@ -271,3 +272,20 @@ def test_keyboard_alone_reaches_a_queue(shared_world: World, open_window: OpenWi
     assert outline != "none"
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="typed").wait_for()
+
+
+def test_sixth_visible_page_says_that_it_is_not_live_and_pages_can_still_be_opened(
+    shared_world: World, open_window: OpenWindow
+) -> None:
+    window = open_window("reader")
+    pages = [window.page, *(window.context.new_page() for _ in range(STREAMS_MAX - 1))]
+    for page in pages:
+        page.goto(f"{window.address}/queues")
+        page.get_by_text("live", exact=True).wait_for()
+    sixth = window.context.new_page()
+    sixth.goto(f"{window.address}/queues")
+    sixth.get_by_text("not live: too many pages are open").wait_for()
+    pages.pop().close()
+    sixth.goto(f"{window.address}/queues")
+    sixth.get_by_text("live", exact=True).wait_for()
+    window.faults.clear()

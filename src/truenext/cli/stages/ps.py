@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from truenext.cli import terminal
 from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.terminal import format_age
-from truenext.cli.watch import separate
+from truenext.cli.watch import show_repeatedly
 from truenext.clock import monotonic
 from truenext.errors import ConnectionLost
 from truenext.model.numerals import count_noun
@@ -50,14 +49,10 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     The user of this command needs the right to send to /topic/truenext.stages.
     """
     with connected(broker, reconnect=watches) as connection, connection.consumer(REPLIES) as replies:
-        requests, is_first = _Requests(connection, replies, watches=watches), True
-        while watches or is_first:
-            requests.gather()
-            if watches:
-                separate(is_first=is_first)
-            _print(requests.seen, as_json=as_json)
-            sys.stdout.flush()
-            is_first = False
+        requests = _Requests(connection, replies, watches=watches)
+        if watches:
+            show_repeatedly(requests.gather, lambda seen: _print(seen, as_json=as_json), pause_s=0)
+        _print(requests.gather(), as_json=as_json)
 
 
 class _Requests:
@@ -68,8 +63,9 @@ class _Requests:
         self._reconnects = connection.health().reconnects
         self.seen = SeenProcesses()
 
-    def gather(self) -> None:
-        """Request reports, and receive them for GATHER_S seconds. While the connection is lost, only wait.
+    def gather(self) -> SeenProcesses:
+        """Request reports, receive them for GATHER_S seconds, and return all that were seen. While the connection is
+        lost, only wait.
 
         Raises: Refused if the user may not send to the topic. Without --watch also TimeoutError if the request cannot
         be sent, and ConnectionLost
@@ -92,6 +88,7 @@ class _Requests:
         if reconnects != self._reconnects:
             self._reconnects = reconnects
             self.seen.connection_lost()
+        return self.seen
 
 
 def _print(seen: SeenProcesses, *, as_json: bool) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from truenext.console.answers import QueueReport, StatusReport
+from msgspec import UNSET
+
 from truenext.console.formats import format_bytes, format_count, format_duration
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.overview import Attention
+from truenext.model.control_answers import QueueReport, StatusReport
 from truenext.model.database import AWAITED_TEXTS
 from truenext.model.destination import SPARK_PREFIX
 from truenext.model.numerals import count_noun
@@ -41,7 +43,7 @@ _DISK_EFFECTS = {
 def judge_queue(report: QueueReport) -> tuple[str, str]:
     """Return the level (`bad`, `warn` or "") of a queue, and the reason.
 
-    >>> judge_queue(QueueReport(name="a", waiting=3, oldest_s=70.0))
+    >>> judge_queue(QueueReport("a", 3, 0, 0, 0, False, oldest_s=70.0))
     ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
     >>> judge_queue(QueueReport(name="a", unacknowledged=3, consumers=1, held_s=1200.0))
     ('warn', 'a consumer has held a message for 20 min 0 s')
@@ -66,7 +68,7 @@ def _judge_waiting(report: QueueReport) -> tuple[str, str]:
     age = report.oldest_s or 0.0
     if report.paused:
         return "warn", "paused"
-    if not report.consumers and report.topic is None and age >= NO_CONSUMER_S:
+    if not report.consumers and report.topic is UNSET and age >= NO_CONSUMER_S:
         return "bad", f"nothing consumes, and a message has waited for {format_duration(age)}"
     if age >= OLD_S:
         return "bad" if age >= VERY_OLD_S else "warn", f"the oldest message has waited for {format_duration(age)}"
@@ -137,7 +139,7 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
             link="/settings",
             action="Show the sizes",
         )
-    if status.log is not None and status.log.awaited is not None:
+    if status.log is not UNSET and status.log.awaited is not None:
         waits_for = AWAITED_TEXTS.get(status.log.awaited, status.log.awaited)
         yield Attention(level="bad", what=f"The broker waits for {waits_for}", why="Nothing is confirmed meanwhile.")
     if not status.ready:

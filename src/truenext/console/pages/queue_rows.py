@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from truenext.console.answers import QueueReport, Sums
+from msgspec import UNSET
+
 from truenext.console.pages.attention import judge_queue
 from truenext.console.pages.links import queue_link
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.queues import QueueRow
+from truenext.model.control_answers import QueueReport, QueueSums
 from truenext.model.destination import SPARK_PREFIX
 
 
 def kind_of(report: QueueReport) -> str:
     """Return the kind of a queue.
 
-    >>> [kind_of(QueueReport(name="failed", dead_letters=True)), kind_of(QueueReport(name="Consumer.a.VirtualTopic.b"))]
-    ['dead letters', 'virtual topic']
+    >>> [kind_of(QueueReport(name, 0, 0, 0, 0, False)) for name in ("Consumer.a.VirtualTopic.b", "Spark.a", "orders")]
+    ['virtual topic', 'Spark', 'queue']
     """
-    if report.topic is not None:
+    if report.topic is not UNSET:
         return "durable subscription"
     if report.dead_letters:
         return "dead letters"
@@ -51,7 +53,7 @@ def queue_row(report: QueueReport) -> QueueRow:
     )
 
 
-def sum_figures(sums: Sums) -> list[Figure]:
+def sum_figures(sums: QueueSums) -> list[Figure]:
     return [
         Figure("queues", sums.queues),
         Figure("waiting", sums.waiting, "messages"),

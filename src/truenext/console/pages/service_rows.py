@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from truenext.console.answers import QueueReport
 from truenext.console.pages.attention import OUTBOX_OLD_S
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.stages import FlowPage, FlowRow, ProcessRow, ServiceRow, StageRow
 from truenext.flows.drawing import to_html, to_text
 from truenext.flows.model import RecordedFlow
+from truenext.model.control_answers import QueueReport
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.model.process_report import OutboxFigures, ProcessReport, StageFigures
 from truenext.model.seen_processes import SeenProcess

@@ -27,6 +27,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     typed_name: str = ""
     """Name that the operator has to type into the field `typed`; "" if none."""
+    error: str = ""
+    """Reason why nothing has happened yet, after another name was typed; else ""."""
     fields: list[tuple[str, str]]
     """Hidden fields of the form that is posted to `post`."""
     post: str = ""

@@ -13,6 +13,7 @@ The selection is the same for the page that asks and for the form that acts: the
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from truenext.console.pages.links import address, queue_link
 from truenext.console.pages.work import Action, Progress
@@ -29,6 +30,8 @@ WORK_VERBS = ("redrive", "move", "purge", "unschedule")
 _TITLES = {"redrive": "Re-drive", "move": "Move", "purge": "Purge", "unschedule": "Cancel scheduled sends of"}
 _BUTTONS = {"redrive": "Re-drive", "move": "Move", "purge": "Purge", "unschedule": "Cancel them"}
 _NOUNS = {"unschedule": "scheduled send"}
+MISTYPED = "mistyped"
+"""Parameter of the page that asks, after another name than that of the queue was typed."""
 HELD = "they are held by consumers, or still being committed"
 
 
@@ -57,6 +60,7 @@ async def action(visit: Visit) -> Action:
         ended=dict(totals.ended),
         target=visit.text("to"),
         typed_name=typed,
+        error=f"Nothing was removed: what was typed is not {typed}." if typed and visit.text(MISTYPED) else "",
         fields=_fields(visit, total=totals.count if is_whole else None),
         post="/work" if totals.count or not is_whole else "",
         button=_BUTTONS[verb],
@@ -106,6 +110,11 @@ def _sentences(visit: Visit, verb: str, totals: Totals, *, is_whole: bool) -> li
         sentences.append(f"Nothing would happen: no {noun} is selected.")
     elif verb == "redrive":
         sentences.append(f"{number} would move back to where they failed, as new arrivals with all their attempts.")
+        if totals.transient:
+            sentences.append(
+                f"{totals.transient:,} of them would be transient again, as they were sent: a crash of the broker "
+                "loses them."
+            )
     elif verb == "move":
         sentences.append(f"{number} would move to {visit.text('to')}, as new arrivals.")
     elif verb == "purge":
@@ -236,7 +245,7 @@ async def begin_work(visit: Visit) -> str:
     if verb == "move":
         visit.required("to")
     if verb == "purge" and visit.text("typed") != _name_of(visit):
-        raise InvalidRequest(f"nothing was removed: type the name of the queue, {_name_of(visit)}, to purge it")
+        return f"/action?{urlencode([*_fields(visit, total=None), (MISTYPED, '1')])}"
     works = visit.login.work
     running = [each for each in works.values() if not each.is_over]
     if len(running) >= WORK_MAX:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from truenext.console.answers import QueueList
 from truenext.console.pages.bodies import decode_stage_message
 from truenext.console.pages.dead_letters import DeadLetters, Group
 from truenext.console.pages.links import address, flow_link, queue_link
@@ -13,6 +12,7 @@ from truenext.console.pages.queue_rows import queue_row
 from truenext.console.views.queues import browse, message_acts
 from truenext.console.visit import NotAllowed, Visit
 from truenext.console.work import pieces
+from truenext.model.control_answers import QueuesReport
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
 from truenext.model.order import PRIORITY_DEFAULT
 
@@ -28,7 +28,7 @@ EXAMPLES = 20
 async def dead_letters(visit: Visit) -> DeadLetters:
     queue, after = visit.text("queue"), visit.text("after")
     body = {"dead_letters": True, "order": "waiting", "limit": QUEUES, "after": after or None}
-    queues = await visit.ask("queues", body, QueueList)
+    queues = await visit.ask("queues", body, QueuesReport)
     if not queue and len(queues.queues) == 1 and not after:
         queue = queues.queues[0].name
     groups, read, is_part = DeadLetterGroups(), 0, False

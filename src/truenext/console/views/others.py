@@ -8,8 +8,8 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
-from truenext.console.answers import ClientReport, PolicyReport, QueueList, ScheduledSend, SecurityEvent
 from truenext.console.pages.bodies import beginning
 from truenext.console.pages.links import address
 from truenext.console.pages.message_rows import size_of
@@ -36,6 +36,7 @@ from truenext.console.views.queues import browse, position
 from truenext.console.visit import Visit
 from truenext.console.work import pieces
 from truenext.errors import Code, Refused, TruenextError
+from truenext.model.control_answers import OpenConnection, PolicyReport, QueuesReport, ScheduledSendInfo, SecurityEvent
 from truenext.model.destination import SPARK_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.model.spark_queues import (
     SINK_PREFIX,
@@ -69,7 +70,7 @@ async def scheduled(visit: Visit) -> Scheduled:
     elif to:
         request["queue"] = to.removeprefix("/queue/")
     queues, has_all = ([str(request["queue"])], True) if to else await _queues_with_sends(visit)
-    sends: list[tuple[str, ScheduledSend]] = []
+    sends: list[tuple[str, ScheduledSendInfo]] = []
     total, is_part, notes = 0, not has_all, list[str]()
     for queue in queues:
         try:
@@ -106,16 +107,16 @@ async def _queues_with_sends(visit: Visit) -> tuple[list[str], bool]:
     after: str | None = None
     names = [""]
     while True:
-        answer = await visit.ask("queues", {"limit": 1000, "after": after}, QueueList)
+        answer = await visit.ask("queues", {"limit": 1000, "after": after}, QueuesReport)
         names += (each.name for each in answer.queues if each.scheduled)
         after = answer.next
         if after is None or not answer.sums.scheduled or len(names) > ROWS:
             return names, after is None or not answer.sums.scheduled
 
 
-async def _sends(visit: Visit, request: dict[str, object], count_max: int) -> tuple[list[ScheduledSend], int, bool]:
+async def _sends(visit: Visit, request: dict[str, object], count_max: int) -> tuple[list[ScheduledSendInfo], int, bool]:
     """Return the soonest scheduled sends that a request selects, how many were read, and whether that is all."""
-    found: list[ScheduledSend] = []
+    found: list[ScheduledSendInfo] = []
     count = 0
     async for answer in pieces(visit.ask, "scheduled", request):
         count += answer.moved
@@ -125,7 +126,7 @@ async def _sends(visit: Visit, request: dict[str, object], count_max: int) -> tu
     return found, count, True
 
 
-def _scheduled_row(visit: Visit, queue: str, send: ScheduledSend) -> ScheduledRow:
+def _scheduled_row(visit: Visit, queue: str, send: ScheduledSendInfo) -> ScheduledRow:
     to = "" if queue else send.to
     may = visit.rights.may_unschedule(queue, to)
     return ScheduledRow(
@@ -146,7 +147,7 @@ def _unschedule(queue: str, to: str, **selection: object) -> Act:
     return Act("unschedule", address("/action", verb="unschedule", queue=queue, to=to, **selection))
 
 
-def _repeats(send: ScheduledSend) -> str:
+def _repeats(send: ScheduledSendInfo) -> str:
     if send.cron:
         return f"cron {send.cron}{f' {send.zone}' if send.zone else ''}"
     if not send.repeat:
@@ -160,10 +161,10 @@ def _repeats(send: ScheduledSend) -> str:
 
 async def durable(visit: Visit) -> Durable:
     body = {"name": SUBSCRIPTION_PREFIX, "order": "waiting", "limit": ROWS, "after": visit.text("after") or None}
-    answer = await visit.ask("queues", body, QueueList)
+    answer = await visit.ask("queues", body, QueuesReport)
     rows = []
     for report in answer.queues:
-        if report.topic is not None:
+        if report.topic is not UNSET:
             _, client, name, _, selector = [*report.name.split(",", 4), "", "", "", ""][:5]
             row = queue_row(report)
             rows.append(DurableRow(row=row, client_id=client, name=name, topic=report.topic, selector=selector))
@@ -172,7 +173,7 @@ async def durable(visit: Visit) -> Durable:
 
 async def connections(visit: Visit) -> Connections:
     after = visit.text("after")
-    found = await visit.ask("connections", {"limit": ROWS, "after": after}, list[ClientReport])
+    found = await visit.ask("connections", {"limit": ROWS, "after": after}, list[OpenConnection])
     return Connections(
         rows=[_connection_row(each, may_close=visit.rights.is_admin) for each in found],
         next=address("/connections", after=found[-1].connection) if len(found) == ROWS else "",
@@ -180,7 +181,7 @@ async def connections(visit: Visit) -> Connections:
     )
 
 
-def _connection_row(report: ClientReport, *, may_close: bool) -> ConnectionRow:
+def _connection_row(report: OpenConnection, *, may_close: bool) -> ConnectionRow:
     return ConnectionRow(
         connection=report.connection,
         address=report.address,
@@ -199,7 +200,7 @@ def _connection_row(report: ClientReport, *, may_close: bool) -> ConnectionRow:
 
 
 async def spark(visit: Visit) -> Spark:
-    answer = await visit.ask("queues", {"name": f"{SPARK_PREFIX}>", "limit": 10 * ROWS}, QueueList)
+    answer = await visit.ask("queues", {"name": f"{SPARK_PREFIX}>", "limit": 10 * ROWS}, QueuesReport)
     reports = [msgspec.to_builtins(each) for each in answer.queues]
     read, written = (list(queues_by_query(reports, prefix).items()) for prefix in (SOURCE_PREFIX, SINK_PREFIX))
     sources = [QueryStatus(*key, bundle_queues=names) for key, names in read[:QUERIES_MAX]]
@@ -281,7 +282,7 @@ async def security(visit: Visit) -> Security:
         events, note = await visit.ask("security", None, list[SecurityEvent]), ""
     clients = None
     if rights.is_monitor:
-        clients = await visit.ask("connections", {"limit": 10 * ROWS}, list[ClientReport])
+        clients = await visit.ask("connections", {"limit": 10 * ROWS}, list[OpenConnection])
         if len(clients) == 10 * ROWS:
             note = f"{note} Connections are counted by user among the first {10 * ROWS:,}.".lstrip()
     return Security(
@@ -302,7 +303,7 @@ async def security(visit: Visit) -> Security:
     )
 
 
-def _users(events: list[SecurityEvent], clients: list[ClientReport] | None) -> list[UserRow]:
+def _users(events: list[SecurityEvent], clients: list[OpenConnection] | None) -> list[UserRow]:
     counts = None if clients is None else Counter(each.user for each in clients)
     names = {each.user for each in events} | (counts or Counter()).keys()
     return [_user(name, [each for each in events if each.user == name], counts) for name in sorted(names - {""})]

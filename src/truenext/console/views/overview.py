@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from truenext.console.answers import QueueReport
+from msgspec import UNSET
+
 from truenext.console.charts import Charts
 from truenext.console.gathering import Gathered
 from truenext.console.pages.attention import ATTENTION_MAX, find_attention
@@ -16,6 +17,7 @@ from truenext.console.shared import scope_of
 from truenext.console.views.stages import gathered_processes
 from truenext.console.visit import Visit
 from truenext.errors import ConnectionLost
+from truenext.model.control_answers import QueueReport
 from truenext.model.seen_processes import SeenProcess
 
 GROWTH_S = 600.0
@@ -107,19 +109,17 @@ def broker_figures(gathered: Gathered) -> list[Figure]:
         Figure("connections", status.connections, "", "", "/connections"),
         Figure("disk level", status.disk_level, "", level),
         *(Figure(f"disk: {name.replace('_', ' ')}", size, "bytes") for name, size in status.disk_bytes.items()),
-        *(
-            Figure(f"memory: {name}", size, "bytes")
-            for name, size in status.memory.items()
-            if size is not None and name in ("used", "limit")
-        ),
+        Figure("memory: used", status.memory.used, "bytes"),
     ]
+    if status.memory.limit is not None:
+        figures.append(Figure("memory: limit", status.memory.limit, "bytes"))
     if status.journal is not None:
-        figures.append(Figure("journal", status.journal.get("bytes"), "bytes"))
+        figures.append(Figure("journal", status.journal.bytes, "bytes"))
     if status.history is not None:
-        figures.append(Figure("history since the start", status.history.get("bytes"), "bytes"))
-    if batches := status.commits.get("batches"):
-        figures.append(Figure("time of a commit", status.commits.get("seconds", 0.0) / batches, "seconds"))
-    if status.log is not None:
+        figures.append(Figure("history since the start", status.history.bytes, "bytes"))
+    if batches := status.commits.batches:
+        figures.append(Figure("time of a commit", status.commits.seconds / batches, "seconds"))
+    if status.log is not UNSET:
         figures.append(Figure("log in PostgreSQL", status.log.server, "", "" if status.log.replicated else "warn"))
     return figures
 

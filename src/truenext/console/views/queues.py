@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from msgspec import UNSET
+
 from truenext.client.core.message import Content
-from truenext.console.answers import ConsumerReport, PolicyReport, QueueList, QueueReport
 from truenext.console.gathering import note_queue
 from truenext.console.link import Restricted
 from truenext.console.pages.links import address, group_address
@@ -18,6 +19,7 @@ from truenext.console.shared import scope_of
 from truenext.console.views.overview import queue_charts
 from truenext.console.visit import InvalidRequest, NotFound, Visit
 from truenext.errors import Code, Refused
+from truenext.model.control_answers import ConsumerReport, PolicyReport, QueueReport, QueuesReport
 from truenext.model.dead_letters import GroupKey
 from truenext.model.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, dead_letter_name
 from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS
@@ -36,7 +38,7 @@ async def queues(visit: Visit) -> Queues:
         raise InvalidRequest(f"queues are ordered by {', '.join(ORDERS)}, not by {order[:50]!r}")
     after = visit.text("after")
     body = {"name": name, "order": order, "limit": ROWS, "after": after or None}
-    answer = await visit.ask("queues", body, QueueList)
+    answer = await visit.ask("queues", body, QueuesReport)
     return Queues(
         rows=[queue_row(each) for each in answer.queues],
         name=name,
@@ -60,9 +62,10 @@ async def queue(visit: Visit) -> QueuePage:
     # The gathering has only queues that are at the top of a list.
     note_queue(visit.shared.charts, scope, report, now)
     dead_letters = policy.settings.get("dead_letters")
+    lanes = {} if report.lanes is UNSET else report.lanes
     return QueuePage(
         row=queue_row(report),
-        lanes=sorted(((int(priority), count) for priority, count in report.lanes.items()), reverse=True),
+        lanes=sorted(((int(priority), count) for priority, count in lanes.items()), reverse=True),
         dead_lettered=report.dead_lettered,
         consumers=[_consumer_row(each, may_close=visit.rights.is_admin) for each in consumers],
         policy=[PolicyRow(setting, each.value, each.source) for setting, each in policy.settings.items()],
@@ -76,7 +79,7 @@ async def queue(visit: Visit) -> QueuePage:
 
 async def ask_queue(visit: Visit, name: str) -> QueueReport:
     """Return the report of one queue. Raises: NotFound if there is none that the user may see"""
-    answer = await visit.ask("queues", {"names": [name]}, QueueList)
+    answer = await visit.ask("queues", {"names": [name]}, QueuesReport)
     if not answer.queues:
         raise NotFound(
             f"there is no queue {name[:200]!r}, or you have no right on it: an unused queue is removed once it is empty"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from truenext.console.answers import QueueList, QueueReport
 from truenext.console.gathering import Member
 from truenext.console.pages.links import address
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.service_rows import flow_page, flow_row, queues_of, service_rows
 from truenext.console.pages.stages import FlowPage, Flows, Stages
 from truenext.console.visit import InvalidRequest, NotAllowed, NotFound, Visit
+from truenext.model.control_answers import QueueReport, QueuesReport
 from truenext.model.grants import Right, parse_pattern
 from truenext.model.limits import QUEUE_NAMES_MAX
 from truenext.model.process_report import STAGES_TOPIC
@@ -64,7 +64,7 @@ async def _reports(visit: Visit, names: Iterable[str]) -> dict[str, QueueReport]
     rest = list(names)
     while rest:
         part, rest = rest[:QUEUE_NAMES_MAX], rest[QUEUE_NAMES_MAX:]
-        answer = await visit.ask("queues", {"names": part}, QueueList)
+        answer = await visit.ask("queues", {"names": part}, QueuesReport)
         found |= {each.name: each for each in answer.queues}
     return found
 

@@ -37,6 +37,7 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model import selector
 from truenext.model.batch import NO_MARK
 from truenext.model.commands import decode_client_json
+from truenext.model.control_answers import ScheduledSendInfo
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups, GroupFilter
 from truenext.model.destination import Destination, parse_queue_name
 from truenext.model.limits import (
@@ -155,37 +156,9 @@ class BulkResult(msgspec.Struct):
     error: str = ""
     """Reason why the work cannot continue after the request was accepted, for instance that the durable subscription
     has ended; "" if there is none. A queue that was removed because it was empty is no error: nothing is left to do."""
-
-
-class ScheduledSendInfo(msgspec.Struct):
-    """One scheduled send, in the answer to `scheduled`."""
-
-    number: int
-    """Number that identifies the scheduled send."""
-    due_ms: int
-    """Time at which the send is due, in milliseconds since the epoch."""
-    to: str
-    """Address of a topic or of several destinations; "" if the send goes to one queue."""
-    period_ms: int
-    """Milliseconds between two sends; 0 if the send is not repeated after a period."""
-    repeat: int
-    """Number of further sends; -1 is for ever."""
-    cron: str
-    """Cron expression of the times of the send; "" is none."""
-    zone: str
-    """Time zone of `cron`; "" is UTC."""
-    delay_ms: int
-    """Milliseconds of delay after each time of `cron`; 0 without `cron`, because `due_ms` includes the delay."""
-    priority: int
-    """Priority of the message."""
-    persistent: bool
-    """True if the message is persistent."""
-    headers: dict[str, str]
-    """Headers of the message."""
-    size: int
-    """Size of the body in bytes."""
-    body: str
-    """Beginning of the body as text: its first {SHOWN_BODY_BYTES} bytes. Bytes that are not UTF-8 are replaced."""
+    transient: int = 0
+    """Number of messages moved that `redrive` makes transient again, as they were sent: a crash of the broker loses
+    them. Dead letters are persistent."""
 
 
 class ScheduledResult(BulkResult):
@@ -387,6 +360,7 @@ class _PiecePlan:
                 result.ended[name] = result.ended.get(name, 0) + 1
                 return
             result.to[name] = result.to.get(name, 0) + 1
+            result.transient += message.persistent and not arrival[1].persistent
         self.removals.append(PlannedRemoval(entry, arrival))
 
 

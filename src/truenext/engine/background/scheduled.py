@@ -39,6 +39,7 @@ from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.engine.writing.entries import put, remove
 from truenext.model import schedule, selector
+from truenext.model.control_answers import ScheduledSendInfo
 from truenext.model.destination import SCHEDULED_PREFIX, parse_stored_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.header_lines import decode_header_lines
@@ -396,9 +397,9 @@ def _decode_record(record: SentMessage) -> tuple[Schedule, SentMessage]:
     return _decode_schedule(text), replace(record, header=header)
 
 
-def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
+def _send_info(number: int, timing: Schedule, message: SentMessage) -> ScheduledSendInfo:
     is_whole = len(message.body) <= SHOWN_BODY_BYTES
-    return bulk.ScheduledSendInfo(
+    return ScheduledSendInfo(
         number=number,
         due_ms=timing.due_ms,
         to=timing.to,

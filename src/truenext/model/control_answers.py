@@ -1,5 +1,8 @@
-"""Answers to the control requests `queues`, `status`, `pause` and `resume`, in JSON. docs/reference/control.md is made
-of the texts here."""
+"""Answers to control requests, in JSON: the broker encodes them, and clients decode them. docs/reference/control.md is
+made of the texts here.
+
+A field that is added later has a default, so that clients can decode the answers of older brokers.
+"""
 
 from enum import Enum
 
@@ -340,3 +343,164 @@ class QueueChange(msgspec.Struct):
     """Name of the queue."""
     created: bool | UnsetType = UNSET
     """True if `pause` has created the queue. The field is missing in the answer to `resume`."""
+
+
+class ConsumerReport(msgspec.Struct, kw_only=True):
+    """One consumer of a queue. The answer to `consumers` is a list of these, in the order of their subscriptions,
+    consumers of patterns last."""
+
+    id: str
+    """Id that the client gave its subscription."""
+    connection: str
+    """Connection of the consumer, as `connections` reports it."""
+    address: str | None
+    """Address from which the client connects. Null if the client that asks lacks the right `monitor`, and the
+    connection is of another user; so are `user` and `client_id`."""
+    user: str | None
+    """User of the connection; "" if the broker has no users."""
+    client_id: str | None
+    """Name that the client gave itself, `client-id` of its CONNECT; "" if none."""
+    destination: str
+    """Destination of the subscription: the queue, or a pattern of queues or topics."""
+    selector: str | None
+    """Selector of the subscription; null if it has none."""
+    ack: str
+    """Mode of acknowledgement: `auto`, `client` or `client-individual`."""
+    window: int | None
+    """Number of messages that the consumer may hold, in all queues of its pattern; null in auto mode, and if the
+    subscription pulls."""
+    automatic: bool
+    """True if the broker chooses the window."""
+    suspended: bool
+    """True if the consumer gets no messages until its client wakes it."""
+    held: int
+    """Number of messages of this queue that the consumer holds."""
+    held_s: float | None
+    """Seconds since the dispatch of the message of this queue that it has held longest; null if it holds none. If it
+    has acknowledged nothing for as long, it hangs or works for long."""
+    last_acknowledgement_s: float | None
+    """Seconds since the consumer's last ACK or NACK; null if there was none."""
+
+
+class SettingReport(msgspec.Struct):
+    """One setting of a queue's policy."""
+
+    value: float | str | None
+    """Value of the setting, sizes in bytes; null for "none"."""
+    source: str
+    """Table of the configuration file that sets it, such as `[policy."orders.>"]`; `command line` or `default`."""
+
+
+class PolicyReport(msgspec.Struct):
+    """Settings of one queue ([settings](settings.md))."""
+
+    queue: str = ""
+    """Name of the queue."""
+    settings: dict[str, SettingReport] = {}
+    """Settings by name."""
+
+
+class OpenConnection(msgspec.Struct, kw_only=True):
+    """One connection that has logged in. The answer to `connections` is a list of these, in the order of logins."""
+
+    connection: str
+    """Name of the connection, for `close`. No other connection ever has the same name."""
+    address: str
+    """Address and port from which the client connects."""
+    user: str
+    """User of the connection; "" if the broker has no users."""
+    tls: str | None
+    """Version of TLS, such as `TLSv1.3`; null if the connection is not encrypted."""
+    client_id: str
+    """Name that the client gave itself, `client-id` of its CONNECT; "" if none."""
+    since: int
+    """Time of the login, in milliseconds since 1970."""
+    protocol: str
+    """Protocol of the connection: `STOMP` or `OpenWire`."""
+    consumers: int
+    """Number of consumers of the connection."""
+    held: int
+    """Number of messages that the connection's consumers hold, or that its open transactions have acknowledged."""
+
+
+class UserReport(msgspec.Struct):
+    """User of the connection, and the user's grants, those of its roles included."""
+
+    name: str
+    """Name of the user."""
+    send: list[str] = []
+    """Patterns of the queues and topics to which the user may send, each with `/queue/` or `/topic/`."""
+    take: list[str] = []
+    """Patterns of the queues and topics that the user may consume from (right `take`)."""
+    browse: list[str] = []
+    """Patterns of the queues that the user may browse."""
+    manage: list[str] = []
+    """Patterns of the queues that the user may manage: move, purge and pause."""
+    monitor: bool = False
+    """True if the user may use `status` and `connections`, and see all queues and their consumers (right `monitor`)."""
+    admin: bool = False
+    """True if the user may use `close`, `security`, `reload`, `failover`, `backup` and `drain`, and `scheduled` and
+    `unschedule` for all destinations (right `admin`)."""
+    client_ids: list[str] = []
+    """Client ids that the users file lists for this user. The user's name and client ids that begin with `NAME.` are
+    always allowed, and not listed."""
+
+
+class ConnectionUser(msgspec.Struct):
+    """Part of the answer to `connection`: the user alone."""
+
+    user: UserReport | None = None
+    """User of the connection; None if the broker has no users."""
+
+
+class SecurityEvent(msgspec.Struct):
+    """One event, or several equal ones. The answer to `security` is a list of these, the latest first: the last
+    {SECURITY_EVENTS_MAX} different ones of each kind, since the start of the broker. Kinds are refusals, failed logins,
+    and control requests; but not those that only read."""
+
+    at: int
+    """Time of the event, or of the latest of equal ones, in milliseconds since 1970."""
+    event: str
+    """`request refused`; `connection ended` by a reload; `login failed`; `TLS failed`; or `control request`."""
+    user: str
+    """Name of the user; "" if the client has named none, or the broker has no users; `unknown` if there is no such
+    user."""
+    address: str
+    """Address from which the client connects, without the port."""
+    text: str
+    """Reason; of a control request, its verb, and the queue or connection that it names."""
+    count: int
+    """Number of equal events: those with the same event, user, address and text."""
+    first: int
+    """Time of the first of equal events, in milliseconds since 1970."""
+
+
+class ScheduledSendInfo(msgspec.Struct):
+    """One scheduled send, in the answer to `scheduled`."""
+
+    number: int
+    """Number that identifies the scheduled send."""
+    due_ms: int
+    """Time at which the send is due, in milliseconds since the epoch."""
+    to: str
+    """Address of a topic or of several destinations; "" if the send goes to one queue."""
+    period_ms: int
+    """Milliseconds between two sends; 0 if the send is not repeated after a period."""
+    repeat: int
+    """Number of further sends; -1 is for ever."""
+    cron: str
+    """Cron expression of the times of the send; "" is none."""
+    zone: str
+    """Time zone of `cron`; "" is UTC."""
+    delay_ms: int
+    """Milliseconds of delay after each time of `cron`; 0 without `cron`, because `due_ms` includes the delay."""
+    priority: int
+    """Priority of the message."""
+    persistent: bool
+    """True if the message is persistent."""
+    headers: dict[str, str]
+    """Headers of the message."""
+    size: int
+    """Size of the body in bytes."""
+    body: str
+    """Beginning of the body as text: its first {SHOWN_BODY_BYTES} bytes. Bytes that are not UTF-8 are replaced."""
