@@ -1,5 +1,7 @@
 """Tests of what wants an operator's attention: messages that consumers hold, and messages that fail again."""
 
+from typing import Any
+
 import pytest
 
 from truenext.console.charts import Charts
@@ -9,6 +11,12 @@ from truenext.console.views.overview import GROWTH_S, _failures
 from truenext.model.control_answers import QueueReport
 
 NOW = 1_800_000_000.0
+
+
+def _report(name: str, **fields: Any) -> QueueReport:
+    """Return the report of a queue; numbers that are not given are 0."""
+    numbers = {"waiting": 0, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False}
+    return QueueReport(name, **(numbers | fields))
 
 
 def found(*queues: QueueReport, failures: dict[str, int] | None = None) -> list[Attention]:
@@ -24,7 +32,7 @@ def test_queue_wants_attention_if_a_consumer_holds_a_message_for_long(
 ) -> None:
     """Fixed: a consumer that hangs with all messages of a queue was not seen, as none of them waits."""
     age = 1.0 if waiting else None
-    queue = QueueReport(name="a", waiting=waiting, unacknowledged=7, consumers=1, oldest_s=age, held_s=held_s)
+    queue = _report("a", waiting=waiting, unacknowledged=7, consumers=1, oldest_s=age, held_s=held_s)
     assert [each.level for each in found(queue)] == ([level] if level else [])
     if level:
         (shown,) = found(queue)
@@ -32,14 +40,14 @@ def test_queue_wants_attention_if_a_consumer_holds_a_message_for_long(
 
 
 def test_worse_of_two_reasons_is_told() -> None:
-    both = QueueReport(name="a", waiting=1, consumers=1, oldest_s=VERY_OLD_S, held_s=OLD_S)
+    both = _report("a", waiting=1, consumers=1, oldest_s=VERY_OLD_S, held_s=OLD_S)
     assert judge_queue(both) == ("bad", "the oldest message has waited for 1 h 0 min")
-    assert judge_queue(QueueReport(name="a", waiting=1, consumers=1, oldest_s=OLD_S, held_s=VERY_OLD_S))[0] == "bad"
+    assert judge_queue(_report("a", waiting=1, consumers=1, oldest_s=OLD_S, held_s=VERY_OLD_S))[0] == "bad"
 
 
 def test_queries_of_spark_may_hold_messages_for_long_and_consumers_of_dead_letters_may_not() -> None:
-    assert judge_queue(QueueReport(name="Spark.main.1", consumers=1, held_s=VERY_OLD_S)) == ("", "")
-    assert judge_queue(QueueReport(name="DLQ.a", dead_letters=True, consumers=1, held_s=VERY_OLD_S))[0] == "bad"
+    assert judge_queue(_report("Spark.main.1", consumers=1, held_s=VERY_OLD_S)) == ("", "")
+    assert judge_queue(_report("DLQ.a", dead_letters=True, consumers=1, held_s=VERY_OLD_S))[0] == "bad"
 
 
 def test_queue_wants_attention_if_its_messages_fail_again_more_than_once() -> None:
@@ -64,4 +72,4 @@ def test_repeated_failures_are_those_since_the_first_known_count_of_ten_minutes(
     charts = Charts()
     for ago_s, value in noted:
         charts.set(("", "a", "failed again"), value, NOW - ago_s)
-    assert _failures(charts, "", QueueReport(name="a", failed_again=count), NOW) == failures
+    assert _failures(charts, "", _report("a", failed_again=count), NOW) == failures
