@@ -512,6 +512,7 @@ class SmallDisk:
         keys: list[bytes] = []
         while self.level is DiskLevel.PLENTY:
             keys += self.put(1)
+            self.store.disk_space.update_level()
             assert len(keys) < 1000
         return keys
 
@@ -584,10 +585,11 @@ def test_store_in_which_messages_stay_here_and_there_uses_its_disk_and_has_it_ag
 
 def test_checkpoint_has_no_more_room_than_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SmallDisk(tmp_path, monkeypatch, 1 << 30)
-    disk.put(1)
+    while len(disk.segments) < checkpointer.SEGMENTS_MAX:
+        disk.put(1)
     assert disk.store.disk_space.room_for_checkpoint() > 1 << 26
-    monkeypatch.setattr(folder, "free_bytes", lambda _: 0)
-    assert disk.store.disk_space.room_for_checkpoint() <= 0
+    monkeypatch.setattr(folder, "free_bytes", lambda _: 1000)
+    assert disk.store.disk_space.room_for_checkpoint() == 1000
     disk.store.close()
 
 
