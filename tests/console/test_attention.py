@@ -1,14 +1,16 @@
-"""Tests of what wants an operator's attention: messages that consumers hold, and messages that fail again."""
+"""Tests of what wants an operator's attention: messages that consumers hold, messages that fail again, a full disk."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from msgspec import UNSET
 
 from truenext.console.charts import Charts
 from truenext.console.pages.attention import OLD_S, VERY_OLD_S, find_attention, judge_queue
 from truenext.console.pages.overview import Attention
 from truenext.console.views.overview import GROWTH_S, _failures
-from truenext.model.control_answers import QueueReport
+from truenext.model.control_answers import QueueReport, StatusReport
 
 NOW = 1_800_000_000.0
 
@@ -73,3 +75,10 @@ def test_repeated_failures_are_those_since_the_first_known_count_of_ten_minutes(
     for ago_s, value in noted:
         charts.set(("", "a", "failed again"), value, NOW - ago_s)
     assert _failures(charts, "", _report("a", failed_again=count), NOW) == failures
+
+
+@pytest.mark.parametrize("level", ["little", "none", "full"])
+def test_short_disk_leads_to_the_queues_with_the_most_messages(level: str) -> None:
+    status = SimpleNamespace(stuck=[], disk_level=level, disk_bytes={}, log=UNSET, ready=True)
+    (shown,) = find_attention(cast(StatusReport, status), [], [], {}, {}, [], 0)
+    assert (shown.level, shown.link) == ("bad", "/queues?order=waiting")

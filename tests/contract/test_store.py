@@ -50,9 +50,11 @@ from truenext.model.record import (
     split_timer,
     timer_key,
 )
+from truenext.store.changes import PUT_HEADER_BYTES, changes_of, decode_changes, encode_batch
 from truenext.store.changes import causes_of as causes_of_rare
-from truenext.store.changes import changes_of, decode_changes, encode_batch
+from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
+from truenext.store.overlay import iter_spans
 from truenext.store.store import Recovered, Store, TimerPage, UndecodedMessage
 
 
@@ -943,6 +945,7 @@ class Model:
             self.clean_stop = changes["clean_stop"]
 
     def check(self, store: Store, limit: int) -> None:
+        check_live_bytes(store)
         assert all_timers(store, limit) == sorted(self.timers)
         lanes = self.lanes()
         for lane in (LANE, OTHER_LANE, NEXT_QUEUE):
@@ -1018,6 +1021,16 @@ def test_store_agrees_with_a_plain_model_after_random_batches_and_restarts(
     finally:
         disk.store.close()
         shutil.rmtree(folder)
+
+
+def check_live_bytes(store: Store) -> None:
+    """Check the bytes of each segment's messages, as far as the store has a journal."""
+    if isinstance(store, EmbeddedStore):
+        with store._lock:
+            overlay = store._overlay
+            for index in overlay.indexes:
+                spans = [span for _, span in iter_spans(index.segment, overlay.copy_segment(index.segment))]
+                assert index.live_bytes == sum(PUT_HEADER_BYTES + span.length for span in spans)
 
 
 def check_restart(data: st.DataObject, disk: Disk, model: Model, recovered: Recovered) -> None:

@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -15,8 +16,10 @@ import lmdb
 import pytest
 
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
+from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.test_embedded_store import journal_files, until
 from tests.drawing import one_of
+from tests.integration.held_disk import used_bytes
 from truenext.errors import StoreError
 from truenext.model.batch import Batch, Mark, ProducerState
 from truenext.model.disk_level import DiskLevel
@@ -462,6 +465,131 @@ def test_disk_level_follows_the_free_space(tmp_path: Path, monkeypatch: pytest.M
         free = SimpleNamespace(f_bavail=free_segments, f_frsize=1 << 20)
         monkeypatch.setattr(os, "statvfs", lambda _, free=free: free)
         until(lambda expected=expected: disk.store.disk_level is expected)  # type: ignore[misc]
+    disk.store.close()
+
+
+class SmallDisk:
+    """A store on a disk of its own, which has `size` bytes. Its level is found all the time."""
+
+    segment_bytes = 1 << 18
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> None:
+        self._path, self._options = path, options
+        self._last = 0
+        monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
+        monkeypatch.setattr(folder, "free_bytes", lambda _: max(0, size - used_bytes(path)))
+        self.open()
+
+    def open(self) -> None:
+        self._batches = count(1)
+        self.store = EmbeddedStore(self._path, segment_bytes=self.segment_bytes, **self._options)
+        self.store.recover()
+
+    @property
+    def level(self) -> DiskLevel:
+        return self.store.disk_level
+
+    @property
+    def segments(self) -> list[int]:
+        return self.store._journal.segments
+
+    def put(self, number: int, size: int = 10_000) -> list[bytes]:
+        """Put messages in one batch, and return their keys."""
+        keys = [key(n) for n in range(self._last + 1, self._last + number + 1)]
+        self._last += number
+        batch = Batch(next(self._batches))
+        batch.puts = {one: bytes(size) for one in keys}
+        self.store.apply(batch)
+        return keys
+
+    def remove(self, keys: list[bytes]) -> None:
+        batch = Batch(next(self._batches))
+        batch.removes = keys
+        self.store.apply(batch)
+
+    def fill(self) -> list[bytes]:
+        """Put messages until space is short, and return their keys."""
+        keys: list[bytes] = []
+        while self.level is DiskLevel.PLENTY:
+            keys += self.put(1)
+            self.store.disk_space.update_level()
+            assert len(keys) < 1000
+        return keys
+
+
+@pytest.mark.parametrize("limit", [None, 2_500_000], ids=["disk", "limit"])
+@pytest.mark.parametrize("old", [[1], [10_000] * 28], ids=["one small message", "more than a segment"])
+@one_of("log", [lambda: None, lambda: FakeLog(LogRows())], ids=["no log", "log"])
+def test_space_of_messages_that_are_gone_is_free_again_while_older_ones_wait(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    old: list[int],
+    log: Callable[[], FakeLog | None],
+) -> None:
+    # C24.19
+    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30 if limit else 9_000_000, disk_limit=limit, log=log())
+    waiting = [one for size in old for one in disk.put(1, size)]
+    gone = disk.fill()
+    assert len(disk.segments) > 3
+    disk.remove(gone)
+    until(lambda: disk.level is DiskLevel.PLENTY)
+    assert disk.store.read_page(LANE, 0, 100).messages == disk.store.read_messages(waiting).messages
+    assert sequences(disk.store) == list(map(sequence_of, waiting))
+    disk.store.close()
+
+
+def test_segments_whose_messages_wait_stay_while_space_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30, disk_limit=2_500_000)
+    waiting = disk.fill()
+    before = disk.segments
+    for _ in range(20):
+        disk.store.disk_space.update_level()
+        time.sleep(0.01)
+    assert disk.level is DiskLevel.LITTLE
+    assert (disk.segments, disk.store._checkpoint.counts()) == (before, {})
+    disk.remove(waiting)
+    disk.store.close()
+
+
+def test_store_in_which_messages_stay_here_and_there_uses_its_disk_and_has_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's file never shrinks. If it took all of the disk, producers would wait for ever."""
+    # C24.19
+    size = 6_500_000
+    disk = SmallDisk(tmp_path, monkeypatch, size)
+
+    def is_plenty() -> bool:
+        disk.store.disk_space.update_level()
+        deadline = time.monotonic() + 0.3
+        while disk.level is not DiskLevel.PLENTY and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return disk.level is DiskLevel.PLENTY
+
+    # Again, in the pages that are unused then.
+    for _ in range(2):
+        waiting: list[bytes] = []
+        while is_plenty():
+            sent = disk.put(100, 1000)
+            disk.remove(sent[10:])
+            waiting += sent[:10]
+        assert len(waiting) * 1000 > size / 5
+        for first in range(0, len(waiting), 500):
+            disk.remove(waiting[first : first + 500])
+        until(lambda: disk.level is DiskLevel.PLENTY)
+    disk.store.close()
+
+
+def test_checkpoint_has_no_more_room_than_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30)
+    while len(disk.segments) < checkpointer.SEGMENTS_MAX:
+        disk.put(1)
+    assert disk.store.disk_space.room_for_checkpoint() > 1 << 26
+    monkeypatch.setattr(folder, "free_bytes", lambda _: 1000)
+    assert disk.store.disk_space.room_for_checkpoint() == 1000
     disk.store.close()
 
 

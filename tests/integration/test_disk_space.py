@@ -211,6 +211,7 @@ def test_a_broker_that_starts_with_too_little_space_reports_how_much_it_needs(he
     shown = held_broker.output_of("status")
     assert "level: little, connections that only send wait or are refused; " in shown
     assert f"{facts['disk_bytes']['needed']:,} needed" in shown
+    assert "`truenext queues --order waiting`" in shown
 
 
 def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_broker: BrokerProcess, queue: str) -> None:

@@ -17,6 +17,8 @@ from truenext.model.numerals import count_noun
 
 _NOT_READY = "no: the broker is being drained; connections that only send wait, new ones may only send control requests"
 
+_LONGEST_QUEUES = "see what waits: `truenext queues --order waiting`, and the temporary ones above"
+
 _LEVEL_EFFECTS = {
     "little": ", connections that only send wait or are refused",
     "none": ", sends are refused, except in transactions that free as much as they send",
@@ -112,6 +114,8 @@ def _print(facts: dict[str, Any]) -> None:
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
     terminal.echo(f"disk       {_disk_level(facts)}; {count_noun(facts['page_reads'], 'page read')} under way")
+    if facts["disk_level"] in _LEVEL_EFFECTS:
+        terminal.echo(f"           {_LONGEST_QUEUES}")
     if "log" in facts:
         terminal.echo(f"log        {_log_text(facts['log'])}")
         terminal.echo(f"           {_server_text(facts['log'])}")

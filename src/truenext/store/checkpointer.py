@@ -21,7 +21,7 @@ from truenext.model.batch import NO_CAUSES
 from truenext.model.disk_level import DiskLevel
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, TRANSACTION_KEYS_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
-from truenext.store.disk_space import DiskSpace
+from truenext.store.disk_space import COPY_FACTOR, DiskSpace
 from truenext.store.journal import Journal
 from truenext.store.overlay import Overlay, OverlayView, SegmentIndex, iter_spans, merge_causes
 from truenext.store.pieces import split_into_pieces
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX = 12
 """Number of segments above which the oldest one is checkpointed although it still has messages. Without messages it is
-checkpointed earlier."""
+checkpointed earlier, and also while disk space is short and this frees some."""
 
 LAG_SEGMENTS_MAX = 3
 """Number of additional segments that the journal may have while older ones are checkpointed. At this number batches
@@ -200,7 +200,16 @@ class Checkpointer:
             return False
         if len(segments) > self._segments_max or self._overlay.memory > self._segments_max * SEGMENT_MEMORY_MAX:
             return True
-        return not self._overlay.has_messages(segments[0])
+        if not self._overlay.live_bytes(segments[:1]):
+            return True
+        return self._disk_space.level is not DiskLevel.PLENTY and self._frees_space(segments[:-1])
+
+    def _frees_space(self, segments: list[int]) -> bool:
+        """Return whether the checkpoint of these segments takes no more space than it frees, and has room for the first
+        one. A single message in the first segment keeps all later ones, although their messages may be gone."""
+        if COPY_FACTOR * self._overlay.live_bytes(segments) > self._journal.size_of(segments):
+            return False
+        return COPY_FACTOR * self._overlay.live_bytes(segments[:1]) <= self._disk_space.room_for_checkpoint()
 
     def _checkpoint_segment(self, segment: int) -> None:
         overlay = self._overlay

@@ -18,7 +18,7 @@ from threading import Condition
 from truenext.model.disk_level import DiskLevel
 from truenext.store import folder
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
-from truenext.store.journal import Journal
+from truenext.store.journal import SPARES_MAX, Journal
 from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_write
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,13 @@ reserve the level is NONE."""
 
 HYSTERESIS = 0.03
 """Additional fraction, of the limit or of the required free space, that must become free before a level ends."""
+
+COPY_FACTOR = 2
+"""Bytes of the checkpoint that one byte of the journal's messages may take: pages may be half empty."""
+
+UNNEEDED_DIVISOR = 8
+"""Part of the unneeded space that a segment may take in the checkpoint before it is due. So there is always some left
+for a segment with few messages."""
 
 BALLAST_SEGMENTS = 2
 """Size of the ballast, in segments. It is more than two transactions of the checkpoint can need."""
@@ -118,6 +125,26 @@ class DiskSpace:
         self.bytes = found
         self.level = DiskLevel.FULL if self.is_full else max(self._limit_level, self._free_level)
 
+    def room_for_checkpoint(self) -> int:
+        """Return the largest number of bytes that the next segment may take in the checkpoint before it is due.
+
+        The checkpoint's file never shrinks: it must not take the space that a store without messages needs for the
+        level PLENTY. Unused pages may be too small for a large message, so half of them count, and only as far as there
+        is space for new ones. Raises: lmdb.Error, OSError if the space cannot be measured
+        """
+        free, unused = folder.free_bytes(self.path), self._checkpoint.file_size() - self._checkpoint.size()
+        unneeded = self._unneeded(free)
+        return min(free, max(unneeded // UNNEEDED_DIVISOR, min(unused, unneeded) // 2))
+
+    def _unneeded(self, free: int) -> int:
+        """Return the bytes that would be free without messages, beyond those that the level PLENTY needs then. The
+        checkpoint's file has its size. `free` bytes are free."""
+        journal, segment = self._journal, self._checkpoint.segment_bytes
+        ballast = self._ballast.stat().st_size if self._ballast.exists() else 0
+        reserves = round(LITTLE_RESERVES * (1 + HYSTERESIS) * _reserve(segment, segment))
+        files = (1 + SPARES_MAX + BALLAST_SEGMENTS) * segment
+        return free + journal.size + journal.spare_size + ballast - files - reserves
+
     def has_space_for_backup(self, size: int) -> bool:
         """Return whether a backup may write `size` bytes on the disk of the data folder, without a level above LITTLE
         by that. Raises: OSError if the space cannot be measured"""
@@ -179,6 +206,10 @@ class DiskSpace:
         return folder.free_bytes(self.path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
-        """Return the number of bytes that must stay free. This space suffices to checkpoint the whole journal, into
-        pages that may be half empty, and for one more segment."""
-        return 2 * self._journal.size + self._checkpoint.segment_bytes
+        return _reserve(self._journal.size, self._checkpoint.segment_bytes)
+
+
+def _reserve(journal_size: int, segment_bytes: int) -> int:
+    """Return the number of bytes that must stay free. This space suffices to checkpoint the whole journal, and for one
+    more segment."""
+    return COPY_FACTOR * journal_size + segment_bytes

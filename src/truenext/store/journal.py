@@ -266,6 +266,10 @@ class Journal:
         """Bytes of all segments, unused bytes included."""
         return sum(list(self._sizes.values()))
 
+    def size_of(self, segments: list[int]) -> int:
+        """Return the bytes of these segments, unused bytes included."""
+        return sum(self._sizes[segment] for segment in segments)
+
     @property
     def spare_size(self) -> int:
         """Bytes of all spare segments."""

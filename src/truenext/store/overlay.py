@@ -88,7 +88,7 @@ class Overlay:
             self._add_rare(rare, index)
 
     def _put(self, puts: list[tuple[bytes, int]], index: SegmentIndex, at: int, *, is_transient: bool) -> int:
-        chunks = index.chunks
+        chunks, start = index.chunks, at
         index.memory += _PUT_BYTES * len(puts)
         chunk_key: bytes | None = None
         for key, length in puts:
@@ -108,6 +108,7 @@ class Overlay:
                 chunk.insert(sequence, packed)
             chunk.live_count += 1
             at += length
+        index.live_bytes += at - start
         return at
 
     def _new_chunk(self, lane_key: bytes, index: SegmentIndex) -> LaneSpans:
@@ -129,6 +130,7 @@ class Overlay:
         """Remove messages, and return the number of each one's segment; 0 if the journal does not have the message."""
         segments: list[int] = []
         known_key, lane, found = b"", None, None
+        index: SegmentIndex | None = None
         for key in keys:
             lane_key, sequence = split_message_key(key)
             if lane_key != known_key:
@@ -138,11 +140,13 @@ class Overlay:
                 segments.append(0)
                 continue
             chunk, at = found
-            chunk.remove(at)
-            segments.append(chunk.segment)
+            segment = chunk.segment
+            if index is None or index.segment != segment:
+                index = next(index for index in self.indexes if index.segment == segment)
+            index.live_bytes -= PUT_HEADER_BYTES + chunk.remove(at)
+            segments.append(segment)
             # The newest index keeps an empty chunk, which may be used again at once.
-            if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
-                index = next(index for index in self.indexes if index.segment == chunk.segment)
+            if not chunk.live_count and index is not self.indexes[-1]:
                 self._drop_chunk(lane_key, index)
         return segments
 
@@ -272,10 +276,9 @@ class Overlay:
             for lane_key in sorted(index.chunks)
         ]
 
-    def has_messages(self, segment: int) -> bool:
-        return any(
-            chunk.live_count for index in self.indexes if index.segment == segment for chunk in index.chunks.values()
-        )
+    def live_bytes(self, segments: list[int]) -> int:
+        """Return the bytes of the messages in these segments."""
+        return sum(index.live_bytes for index in self.indexes if index.segment in segments)
 
     def forget_removed_transients(self) -> None:
         """Forget which transient messages the journal has removed from the checkpoint, as it drops them all."""
@@ -324,6 +327,8 @@ class SegmentIndex:
     """Number of changes in the segment's batches. A restart replays all of them."""
     memory: int = 0
     """Estimated bytes of memory of this index; the true number is lower."""
+    live_bytes: int = 0
+    """Bytes of the segment's messages, without those that were removed."""
     chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
     """Positions of the segment's messages, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)

@@ -59,8 +59,10 @@ class LaneSpans:
     def is_transient(self, at: int) -> bool:
         return bool(self.packed[at] & 1)
 
-    def remove(self, at: int) -> None:
+    def remove(self, at: int) -> int:
+        """Remove a message, and return the length of its record."""
         packed = self.packed
+        length = packed[at] >> 1 & 0x7FFFFFFF
         packed[at] = 0
         self.live_count -= 1
         if self.live_count * 4 < len(packed) > _COMPACTION_MIN:
@@ -68,6 +70,7 @@ class LaneSpans:
             live = [n for n, one in enumerate(packed) if one]
             self.sequences = array("Q", [self.sequences[n] for n in live])
             self.packed = array("Q", [packed[n] for n in live])
+        return length
 
 
 class JournalLane:

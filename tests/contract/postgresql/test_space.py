@@ -57,10 +57,14 @@ def test_full_log_has_space_again_when_its_messages_are_consumed(
     assert not damages
 
 
-def test_full_log_has_space_again_when_a_reader_has_ended(
+def test_full_log_has_space_again_when_a_reader_has_ended_though_an_old_message_waits(
     open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str
 ) -> None:
+    # C24.19
     writer = open_writer(database_limit=LIMIT)
+    old = Batch(1)
+    old.puts = {key(100): b"old"}
+    writer.append(b"".join(encode_batch(old, None)))
     fill(writer)
     consume(writer)
     with admin.transaction():

@@ -136,8 +136,8 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
             level="bad",
             what=f"{what}{space}",
             why=effect,
-            link="/settings",
-            action="Show the sizes",
+            link=address("/queues", order="waiting"),
+            action="Show the longest queues",
         )
     if status.log is not UNSET and status.log.awaited is not None:
         waits_for = AWAITED_TEXTS.get(status.log.awaited, status.log.awaited)
