@@ -15,9 +15,10 @@ SPARK = Path(pyspark.__file__).parent
 
 
 def spark_home(cache: Path) -> Path:
-    """Return such a folder in `cache`, made by the first call."""
+    """Return such a folder in the folder `cache`, made by the first call."""
     home = cache / f"spark-{pyspark.__version__}"
     if not home.exists():
+        cache.mkdir(exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache))
         _link_all(made)
         # Another process may have made it meanwhile.

@@ -19,8 +19,7 @@ os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    assert config.cache is not None
-    os.environ.setdefault("SPARK_HOME", str(spark_home(config.cache.mkdir("spark-home"))))
+    os.environ.setdefault("SPARK_HOME", str(spark_home(config.rootpath / ".pytest_cache")))
 
 
 TEST_TIMEOUT_S = 300
