@@ -31,6 +31,9 @@ AHEAD = 2
 SHARED_MIN = 4
 """Smallest number of tests of which another process gets half: it makes fixtures of the module once more."""
 
+INTERRUPTED_S = 10.0
+"""Seconds in which the processes may tear down fixtures after Ctrl-C."""
+
 _context = get_context("fork")
 
 
@@ -92,6 +95,7 @@ class _Pool:
         return worker
 
     def run(self) -> None:
+        """Raises: Session.Failed or Session.Interrupted if the run is to end early"""
         try:
             for worker in self._workers:
                 self._give(worker)
@@ -100,8 +104,20 @@ class _Pool:
                 for worker in [each for each in self._workers if each.connection in ready]:
                     self._read(worker)
         finally:
+            # After Ctrl-C: they got it, too.
             for worker in self._workers:
+                worker.process.join(INTERRUPTED_S)
                 worker.process.kill()
+        if self._session.shouldfail:
+            raise self._session.Failed(self._session.shouldfail)
+        if self._session.shouldstop:
+            raise self._session.Interrupted(self._session.shouldstop)
+
+    def _end_early(self) -> None:
+        """Let each process end after the tests that it has got, so that fixtures are torn down."""
+        self._files.clear()
+        for worker in self._workers:
+            worker.left.clear()
 
     def _read(self, worker: _Worker) -> None:
         try:
@@ -137,10 +153,8 @@ class _Pool:
         hook = self._session.config.hook
         report = hook.pytest_report_from_serializable(config=self._session.config, data=serialized)
         hook.pytest_runtest_logreport(report=report)
-        if self._session.shouldfail:
-            raise self._session.Failed(self._session.shouldfail)
-        if self._session.shouldstop:
-            raise self._session.Interrupted(self._session.shouldstop)
+        if self._session.shouldfail or self._session.shouldstop:
+            self._end_early()
 
     def _on_ended(self, worker: _Worker) -> None:
         """Report the test that has ended its process, if one has, and let another process run the others."""
@@ -196,6 +210,7 @@ def _work(session: pytest.Session, number: int, connection: Connection, not_its_
     try:
         _run(session, connection)
     finally:
+        session._setupstate.teardown_exact(None)
         capture.suspend_global_capture()
 
 

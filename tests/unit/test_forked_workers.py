@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_workers import AHEAD
+from tests.integration.broker_process import dying_with_us
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,7 +18,7 @@ def run(folder: Path, *options: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]")
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini"), "-p", "tests.forked_workers"]
     done = subprocess.run(
-        [*command, "--workers=3", "-p", "no:cacheprovider", *options, str(folder)],
+        dying_with_us([*command, "--workers=3", "-p", "no:cacheprovider", *options, str(folder)]),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -31,7 +34,7 @@ def notes(folder: Path) -> dict[str, int]:
 
 
 NOTE = """
-import os, pathlib, sys, time
+import os, pathlib, signal, time
 import pytest
 
 def note(name):
@@ -57,6 +60,7 @@ def test_that_passes(tmp_path):
 def test_that_fails():
     note("fails-{number}")
     print("printed in {number}")
+    time.sleep(0.3)
     assert {number} < 0
 
 def test_that_is_left_out():
@@ -65,7 +69,8 @@ def test_that_is_left_out():
         )
     output = run(tmp_path)
     assert "5 failed, 5 passed, 5 skipped" in output
-    assert sorted(re.findall(r"printed in (\d)\n", output)) == list("01234")
+    printed = re.findall(r"Captured stdout call -+\n((?:printed in \d\n)*)", output)
+    assert sorted(printed) == [f"printed in {number}\n" for number in range(5)]
     kinds = ("made", "passes", "fails", "ended")
     processes = notes(tmp_path)
     assert sorted(processes) == sorted(f"{kind}-{number}" for kind in kinds for number in range(5))
@@ -106,10 +111,43 @@ def test_that_may_end(number):
     assert sorted(map(int, notes(tmp_path))) == list(range(12))
 
 
-def test_run_ends_at_the_first_failure_on_request(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text("def test_that_fails():\n    assert False\n" + NOTE)
-    (tmp_path / "test_b.py").write_text(f"{NOTE}\ndef test_that_waits():\n    time.sleep(60)\n")
-    assert "1 failed in" in run(tmp_path, "-x")
+def test_run_ends_after_the_first_failure_on_request_and_fixtures_are_torn_down(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"test_{number}.py").write_text(
+            f"""{NOTE}
+@pytest.fixture(scope="session", autouse=True)
+def made():
+    yield
+    note(f"ended-{{os.getpid()}}")
+
+@pytest.mark.parametrize("number", range(100))
+def test_that_fails_in_one_file(number):
+    time.sleep(0.02)
+    assert {number}
+"""
+        )
+    output = run(tmp_path, "-x")
+    failed, passed = map(int, re.findall(r"(\d+) failed, (\d+) passed", output)[0])
+    assert failed <= AHEAD and passed < 100
+    assert len(notes(tmp_path)) == 3
+
+
+def test_interrupted_run_tears_fixtures_down(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(
+        f"""{NOTE}
+@pytest.fixture(scope="session")
+def made():
+    yield
+    note("ended")
+
+def test_that_is_interrupted(made):
+    os.kill(os.getppid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+"""
+    )
+    assert "KeyboardInterrupt" in run(tmp_path)
+    assert list(notes(tmp_path)) == ["ended"]
 
 
 def test_error_at_collection_is_shown_and_nothing_runs(tmp_path: Path) -> None:
