@@ -13,8 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
+# Five processes more than there are processors, because most tests wait most of their time; Spark takes all of them by itself.
+ON_ALL_CORES := -p tests.forked_workers --workers $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 5)))
+ON_TWO_CORES := -p tests.forked_workers --workers 2
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
@@ -96,31 +97,30 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
 # Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take four fifths of
-# the time. Those with Spark, and some others once more, write to a file meanwhile, which is shown at the end. Both
-# environments build the same module in C, so that is done before.
-test: .venv-core/test .venv/core ## Everything that must hold, in minutes
-	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
+# the time. Those with Spark, and some others once more, each write to a file meanwhile, which is shown at the end. Both
+# environments build the same module in C, so that is done one after the other.
+test: .venv-core/core ## Everything that must hold, in minutes
+	@$(MAKE) -s .venv/core & core=$$!; $(MAKE) -s .venv-core/test; wait $$core
+	@outputs=$$(mktemp -d); lanes=; trap 'kill $$lanes 2>/dev/null || true; rm -r $$outputs' EXIT; trap 'exit 130' INT TERM; \
 	echo "Spark is installed if it is missing (550 MB), and tests with it, and some others once more, run meanwhile;"; \
-	echo "their output, in $$output, is shown at the end"; \
-	{ status=0; for each in test-spark test-again; do $(MAKE) --no-print-directory $$each || status=$$?; done; exit $$status; } >$$output 2>&1 & spark=$$!; \
+	echo "their output, in $$outputs, is shown at the end"; \
+	for each in test-spark test-again; do $(MAKE) --no-print-directory $$each >$$outputs/$$each 2>&1 & lanes="$$lanes $$!"; done; \
 	status=0; $(MAKE) --no-print-directory test-core || status=$$?; \
-	wait $$spark || status=$$?; cat $$output; exit $$status
+	for lane in $$lanes; do wait $$lane || status=$$?; done; cat $$outputs/*; exit $$status
 
-
-CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/console tests/integration
+# Those that wait before those that compute: these use the processors when those of Spark have ended.
+CORE_TESTS := tests/integration tests/contract tests/property tests/stages tests/console tests/client tests/unit
 
 test-core: .venv-core/test
 	.venv-core/bin/truenext --version
 	.venv-core/bin/ruff format --check .
 	.venv-core/bin/ruff check .
-	@echo 'compiling the tests, so that not every process of the next step does'
-	@.venv-core/bin/python -m pytest --collect-only -qq $(CORE_TESTS) >/dev/null || true
 	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) $(CORE_TESTS)
 
 # What the first run tests with the codec in C, without TLS.
 test-again: .venv-core/test
-	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest --numprocesses 2 --dist worksteal tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
-	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest --numprocesses 2 --dist worksteal -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
+	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest $(ON_TWO_CORES) tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
+	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest $(ON_TWO_CORES) -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
 
 # Types are those of Spark, too; on a busy machine mypy's workers do not always start in time, which is status 2. With Parquet the history
 # of a broker is elsewhere.

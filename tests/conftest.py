@@ -27,7 +27,7 @@ settings.load_profile("tests")
 
 PROCESSOR_SECONDS = "processor seconds"
 PROCESSOR_SECONDS_BEFORE = pytest.StashKey[float]()
-"""Processor seconds of this process up to the end of the last test."""
+"""Processor seconds of this process up to the start of the test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,8 +64,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[PROCESSOR_SECONDS_BEFORE] = sum(os.times()[:4])
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.config.stash[PROCESSOR_SECONDS_BEFORE] = sum(os.times()[:4])
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,7 +76,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "teardown":
         now = sum(os.times()[:4])
         report.user_properties.append((PROCESSOR_SECONDS, now - item.config.stash[PROCESSOR_SECONDS_BEFORE]))
-        item.config.stash[PROCESSOR_SECONDS_BEFORE] = now
     return report
 
 

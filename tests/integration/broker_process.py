@@ -39,8 +39,8 @@ TRUENEXT = str(Path(sys.executable).parent / "truenext")
 _DIE_WITH_US = (
     "import ctypes, os, signal, sys\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
-    # A shell that runs tests in the background has it ignored, and what is ignored stays so.
-    "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+    # A shell that runs tests in the background has them ignored, so has nohup, and ignored signals stay so.
+    "for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT): signal.signal(each, signal.SIG_DFL)\n"
     "os.execv(sys.argv[1], sys.argv[1:])\n"
 )
 

@@ -101,7 +101,10 @@ def _run(
 ) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # A shell that runs tests in the background has them ignored, so has nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(settings)

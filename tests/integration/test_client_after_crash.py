@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.client_here import on_a_connection
+from tests.integration.log_broker import delete_folder
 from truenext.client.tasks.connection import Connection, Session, connect
 from truenext.errors import InDoubt, RolledBack
 from truenext.testing.local import LocalBroker
@@ -123,7 +124,7 @@ async def _to_an_older_copy(broker: BrokerProcess, folder: Path, session: Sessio
     await commit(session, "lost", persistent=True)
     await commit(session, "transient", persistent=False)
     await loop.run_in_executor(None, broker.kill)
-    shutil.rmtree(broker.data)
+    delete_folder(broker.data)
     (folder / "copy").rename(broker.data)
     await loop.run_in_executor(None, broker.start, port)
 

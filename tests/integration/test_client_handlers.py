@@ -60,6 +60,7 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
         await until(lambda: len(started) == (1 if prefetch == 1 and not transacted else 3))
         consuming.cancel()
         others.cancel()
+        await until(others.done)
         await asyncio.sleep(0.05)
         assert not consuming.done() and others.cancelled()
         may_continue.set()

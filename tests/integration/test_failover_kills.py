@@ -35,6 +35,8 @@ PAIRS = int(os.environ.get("TRUENEXT_PAIRS", "1"))
 """Number of failovers of PostgreSQL itself."""
 KILLED_S = 3.0
 """Longest median of the times from a kill to the open ports of the other broker."""
+IS_TIMED = "TRUENEXT_FAILOVERS" in os.environ
+"""Times mean something when no other tests run: in `make failover`."""
 
 STRIKES = [kill_active, kill_active, kill_active, kill_both]
 
@@ -53,8 +55,9 @@ def fail_over_and_judge(server: PostgresServer, folder: Path, seed: str, cycles:
     """Do these failovers on one schema. Raises: AssertionError if a promise was broken"""
     run = FailoverRun(folder, server, seed, fault=fault)
     judge(run, [STRIKES[cycle % len(STRIKES)] for cycle in cycles])
-    median = statistics.median(run.delays)
-    assert median <= KILLED_S, f"{median:.1f} s from a kill to open ports"
+    if IS_TIMED:
+        median = statistics.median(run.delays)
+        assert median <= KILLED_S, f"{median:.1f} s from a kill to open ports"
 
 
 def judge(run: FailoverRun, strikes: Sequence[Callable[[FailoverRun], None]]) -> None:

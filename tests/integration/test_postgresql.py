@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -17,7 +16,7 @@ import pytest
 from tests.contract.postgresql.log_writer import DURABLE, make_log, url_of
 from tests.integration.broker_process import QUIET_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
-from tests.integration.log_broker import make_schema
+from tests.integration.log_broker import delete_folder, make_schema
 from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 from tests.stages.postgres import BINARIES, PostgresServer, own_server
 from truenext.broker import write_time
@@ -92,7 +91,7 @@ def test_broker_without_its_folder_delivers_the_same_messages(new_broker: NewBro
     name = store_name(first)
     first.stop() if is_clean else first.kill()
     used = history_end(first)
-    shutil.rmtree(first.data)
+    delete_folder(first.data)
 
     first.start()
     assert store_name(first) == name

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ import pytest
 from tests.contract.postgresql.log_writer import DURABLE, url_of
 from tests.integration.broker_process import PATIENCE_SECONDS
 from tests.integration.forked import Forked, completed
+from tests.integration.log_broker import delete_folder
 from tests.stages.postgres import BINARIES, USER, PostgresServer, own_server
 from truenext.broker.config import configure
 from truenext.broker.settings import BrokerSettings
@@ -50,7 +50,7 @@ class Reader:
             case ["rm", "-r", path]:
                 # The page says that Ctrl-\ ends the broker first.
                 self.end_broker(signal.SIGQUIT)
-                shutil.rmtree(self._folder / path)
+                delete_folder(self._folder / path)
             case [program, *arguments]:
                 subprocess.run([BINARIES / program, *arguments], env=os.environ | self._environment, check=True)
 

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.integration.broker_process import BrokerProcess
+from tests.spark.compiled_home import spark_home
 from tests.spark.queues import serving
 from truenext.spark.schema import EVENTS
 from truenext.spark.session import start
@@ -15,6 +16,10 @@ from truenext.testing import BlockingBroker, blocking_broker
 
 # Of all sessions that tests start, in processes of their own too.
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("SPARK_HOME", str(spark_home(config.rootpath / ".pytest_cache")))
 
 
 TEST_TIMEOUT_S = 300

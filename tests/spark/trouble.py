@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from tests.integration.broker_process import BrokerProcess, dying_with_us
@@ -62,9 +61,8 @@ def cluster(folder: Path) -> Iterator[str]:
     """Run a cluster of two hosts, as Spark begins no speculative attempt on the host of the first one."""
     folder = folder / "cluster"
     folder.mkdir()
-    home = Path(pyspark.__file__).parent
+    home = Path(os.environ["SPARK_HOME"])
     environment = os.environ | {
-        "SPARK_HOME": str(home),
         "JAVA_HOME": str(find_java()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_WORKER_DIR": str(folder),

@@ -20,6 +20,7 @@ import pytest
 import truenext
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
+from tests.stages.ended_messages import await_waiting, count_waiting, facts_of_queues
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.failing import KINDS, LEAF, Ended, Job
 from truenext.clock import monotonic
@@ -54,21 +55,6 @@ def first_message(number: int) -> bytes:
     return json.dumps(body).encode()
 
 
-async def facts_of_queues(connection: truenext.Connection) -> list[dict[str, Any]]:
-    while True:
-        try:
-            facts: list[dict[str, Any]] = json.loads(await connection.control_request("queues"))
-        except truenext.ConnectionLost:
-            continue
-        return facts
-
-
-async def count_ended(connection: truenext.Connection) -> int:
-    """Return the number of flows that have ended with a reply or a report."""
-    facts = await facts_of_queues(connection)
-    return sum(each["waiting"] for each in facts if each["name"] in (REPLIES, REPORTS))
-
-
 async def run_until_ended(broker: BrokerProcess, folder: Path, victims: str) -> dict[str, list[truenext.Content]]:
     """Start the flows, and kill what `victims` says several times while they run. Return what is left in each queue."""
     url = f"stomp://127.0.0.1:{broker.port}"
@@ -88,7 +74,7 @@ async def run_until_ended(broker: BrokerProcess, folder: Path, victims: str) -> 
             # Counted in flows, and not in seconds: each kill then comes while flows run.
             for ended in sorted(random.sample(range(FLOWS * 3 // 4), k=KILLS)):
                 victim = random.choice(["broker", "stage"]) if victims == "both" else victims
-                while await count_ended(connection) < ended:
+                while await count_waiting(connection, REPLIES, REPORTS) < ended:
                     await asyncio.sleep(0.01)
                 if victim == "stage":
                     service.kill()
@@ -97,6 +83,7 @@ async def run_until_ended(broker: BrokerProcess, folder: Path, victims: str) -> 
                 else:
                     broker.kill()
                     broker.start(broker.port)
+            await await_waiting(connection, FLOWS, REPLIES, REPORTS)
             queues = await facts_of_queues(connection)
             while any(
                 each["unacknowledged"] or (each["waiting"] and each["name"].startswith("failing.")) for each in queues

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import truenext
 from tests.integration.broker_process import BrokerProcess
+from tests.stages.ended_messages import count_waiting
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services import ending
 from tests.stages.services.job import Job as DoneJob
@@ -33,9 +34,8 @@ async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
                         process = ServiceProcess(folder, "tests.stages.services.killing:app", url)
                         started += 1
                     await asyncio.sleep(0.1)
-                    queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
-                    remaining = queues.get("killing.work", {"waiting": 0, "unacknowledged": 0})
-                    if not remaining["waiting"] and not remaining["unacknowledged"] and not process.has_ended:
+                    ended = await count_waiting(connection, "killing.done", "DLQ.killing.work")
+                    if ended >= MESSAGES and not process.has_ended:
                         return started
         finally:
             if process is not None:

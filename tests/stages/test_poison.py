@@ -9,6 +9,7 @@ from pathlib import Path
 
 import truenext
 from tests.integration.broker_process import BrokerProcess
+from tests.stages.ended_messages import await_waiting, count_waiting
 from tests.stages.service_process import ServiceProcess
 from tests.stages.services.job import Job
 from tests.stages.services.poisoned import EACH, app, work
@@ -30,14 +31,9 @@ def test_poison_messages_get_exactly_their_attempts_and_others_one(broker: Broke
         processes = [ServiceProcess(tmp_path, service, url, environment=environment) for _ in range(2)]
         try:
             async with truenext.connect(url) as connection, asyncio.timeout(60):
-                while True:
-                    await asyncio.sleep(0.1)
-                    queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
-                    remaining = queues["poisoned.work"]
-                    if not remaining["waiting"] and not remaining["unacknowledged"]:
-                        break
+                await await_waiting(connection, MESSAGES, "poisoned.done", "DLQ.poisoned.work")
                 letters = [each async for each in connection.browse("/queue/DLQ.poisoned.work")]
-                assert queues["poisoned.done"]["waiting"] == MESSAGES - MESSAGES // EACH
+                assert await count_waiting(connection, "poisoned.done") == MESSAGES - MESSAGES // EACH
             assert [process.stop() for process in processes] == [0, 0]
             return letters
         finally:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.broker_process import BrokerProcess
+from tests.integration.log_broker import delete_folder
 from tests.spark.queues import queues_with_messages, run_to_end, url, waiting
 from tests.spark.sink.held_query import Hold, start_query
 from tests.spark.sink.shifted_broker import ShiftedBroker
@@ -263,7 +264,7 @@ def copy_data(broker: BrokerProcess, copy: Path) -> None:
 def restore_data(broker: BrokerProcess, copy: Path, *, is_renewed: bool = False) -> None:
     """Go on with the copy. With `is_renewed` its folder gets a new identity, as by `truenext restore`."""
     broker.stop()
-    shutil.rmtree(broker.data)
+    delete_folder(broker.data)
     copy.rename(broker.data)
     if is_renewed:
         renew(broker.data)

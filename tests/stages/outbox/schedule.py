@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
+from tests.stages.ended_messages import settles_messages
 from tests.stages.outbox import oracle
 from tests.stages.outbox.oracle import Oracle, Seen, Started
 from tests.stages.outbox.processes import AtCommit, AtStatement, Process
@@ -691,6 +692,8 @@ class _Machine:
         for each in msgspec.json.decode(await self._control_request("queues")):
             if each["name"] in QUEUES and (each["waiting"] or each["unacknowledged"] or each["scheduled"]):
                 return f"{each}"
+        if settles_messages(self._broker):
+            return "in an open transaction"
         unsent = self._rows("SELECT producer, number FROM truenext_outbox")
         return f"in the outbox: {unsent}" if unsent else ""
 

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from tests.drawing import each_one_of
 from tests.prometheus_samples import samples_of
+from tests.stages.ended_messages import settles_messages
 from tests.stages.flows import Number, Text, run, until
 from tests.stages.postgres import PostgresServer
 from truenext.cli.main import main
@@ -104,8 +105,8 @@ async def all_is_over(t: Stages) -> None:
             # The connection over which the test asks is lost with the others.
             with suppress(OSError, ConnectionLost):
                 queue = await t.broker.queue("placing")
-                is_over = not queue.messages and not queue.unacknowledged and not await numbers(t, UNSENT)
-                still = still + 1 if is_over else 0
+                has_messages = queue.messages or queue.unacknowledged or settles_messages(t.broker)
+                still = 0 if has_messages or await numbers(t, UNSENT) else still + 1
 
 
 async def expect(t: Stages, *placed: int) -> None:

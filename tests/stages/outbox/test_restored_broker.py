@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
+from tests.integration.log_broker import delete_folder
 from tests.stages.flows import Number, until
 from truenext import blocking
 from truenext.errors import RolledBack
@@ -45,7 +46,7 @@ class Copied:
         """Go on with the copy. With `is_renewed` its folder gets a new identity, as by `truenext restore`."""
         port = self._broker.port
         self._broker.stop()
-        shutil.rmtree(self._broker.data)
+        delete_folder(self._broker.data)
         shutil.copytree(self._copy, self._broker.data)
         if is_renewed:
             renew(self._broker.data)
