@@ -16,6 +16,8 @@ from tests.integration.log_kills import LogRun
 from tests.integration.postgres_pair import PostgresPair
 from tests.stages.postgres import Server
 
+UNANSWERED = ("truenext: cannot open the log in PostgreSQL:", "truenext: cannot connect to PostgreSQL")
+
 
 class FailoverRun(LogRun):
     """Two brokers on a schema of their own, and the ledger of their load: `broker` is active, `heir` stands by."""
@@ -35,7 +37,7 @@ class FailoverRun(LogRun):
         time.sleep(self.chance.uniform(0.1, 1.2))
         strike(self)
         began = time.monotonic()
-        self.heir.await_start()
+        self._await_takeover()
         self.delays.append(time.monotonic() - began)
         self.end_cycle()
         self.broker, self.heir = self.heir, self.broker
@@ -56,6 +58,18 @@ class FailoverRun(LogRun):
         while "standing by" not in [each["role"] for each in self.broker.status()["log"]["members"]]:
             assert time.monotonic() < deadline, f"no broker stands by, log:\n{self.heir.log}"
             time.sleep(0.05)
+
+    def _await_takeover(self) -> None:
+        """Wait until the heir listens. If PostgreSQL did not answer while it started, it starts again."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.heir.is_listening:
+            assert time.monotonic() < deadline, f"the heir does not take over, log:\n{self.heir.log}"
+            if not self.heir.is_running:
+                log = self.heir.log
+                assert self.heir.wait_for_end() == 1 and log.splitlines()[-1].startswith(UNANSWERED), log
+                self.heir.begin_start()
+            time.sleep(0.005)
+        self.heir.await_start()
 
     def finish(self) -> str:
         """Stop the heir, drain all queues, and check all that the ledger and both histories have. Return a summary."""

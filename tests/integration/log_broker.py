@@ -57,6 +57,13 @@ class LogBroker(BrokerProcess):
     def _started(self, command: list[str]) -> Forked:
         return Forked([*self._conditions, *command], stdout=self._out, stderr=self._log, run=serve)
 
+    def await_standing_by(self) -> None:
+        """Wait until a broker that was started stands by: until then it ends if PostgreSQL does not answer."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (self._out.exists() and "standing by" in self._out.read_text()):
+            assert self.is_running and time.monotonic() < deadline, f"the broker does not stand by, log:\n{self.log}"
+            time.sleep(0.02)
+
     def check_database(self) -> None:
         """Check that `truenext store check` finds no damage in the log."""
         done = completed_text("store", "check", *self._where)

@@ -56,6 +56,7 @@ class Brokers:
     def __enter__(self) -> "Brokers":
         self.active.start()
         self.heir.begin_start()
+        self.heir.await_standing_by()
         return self
 
     def __exit__(self, *_: object) -> None:

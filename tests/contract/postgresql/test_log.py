@@ -1247,6 +1247,43 @@ def test_rows_with_a_gap_or_a_changed_row_are_rejected(
         list(writer.log.rows_after(position))
 
 
+def test_rows_that_the_database_forgets_while_they_are_read_are_no_damage(
+    open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that is promoted lacks rows, which the former primary has named as the last ones (C28.12)."""
+    monkeypatch.setattr(log_rows, "PIECE_ROWS", 2)
+    writer = open_writer()
+    position = writer.position
+    for number in range(6):
+        writer.append(b"%d" % number)
+    rows = writer.log.rows_after(position)
+    found = [next(rows), next(rows)]
+    admin.execute(f"DELETE FROM {schema}.log WHERE number > %s", (position.number + 2,))
+    assert found + list(rows) == [b"0", b"1"]
+
+
+def test_rows_that_are_put_back_while_they_are_read_are_no_damage(
+    open_writer: OpenWriter, admin: psycopg.Connection[Any], schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_writer()
+    position = writer.position
+    for number in range(3):
+        writer.append(b"%d" % number)
+    read_piece = log_rows.read_piece
+    has_failed = False
+
+    def read_before_the_repair(*args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        if has_failed:
+            return read_piece(*args, **kwargs)
+        has_failed = True
+        writer.append(b"3")
+        return []
+
+    monkeypatch.setattr(log_rows, "read_piece", read_before_the_repair)
+    assert list(writer.log.rows_after(position)) == [b"0", b"1", b"2", b"3"]
+
+
 def test_rows_that_another_broker_has_compacted_meanwhile_are_no_damage(
     open_writer: OpenWriter, log_server: PostgresServer, admin: psycopg.Connection[Any], schema: str
 ) -> None:

@@ -15,7 +15,7 @@ from truenext.store.postgresql import kept, log_rows, takeover
 from truenext.store.postgresql.connection import Connection, describe
 from truenext.store.postgresql.database import Database
 from truenext.store.postgresql.log_end import LogEnd, is_other_way
-from truenext.store.postgresql.outcome import RowChain, relate
+from truenext.store.postgresql.outcome import Row, RowChain, relate
 
 SNAPSHOT_SILENCE_S = 60.0
 
@@ -40,7 +40,7 @@ class LogReader:
         if relation is None:
             raise kept.DamagedLogError(self._end.schema, f"row {position.number} is missing or changed")
         if relation is Relation.AHEAD and frames is not None:
-            row = self._call(lambda connection: log_rows.last_row(connection, self._end.schema))
+            row = self._last_row()
             if row is not None and is_other_way(row, position, frames):
                 relation = Relation.OTHER_WAY
         if relation is Relation.OTHER_WAY:
@@ -58,15 +58,24 @@ class LogReader:
             raise StoreError(f"cannot read the compacted rows of the log: {describe(error)}") from error
 
     def rows_after(self, position: LogPosition) -> Iterator[bytes]:
-        end = self._call(lambda connection: log_rows.last_row(connection, self._end.schema))
+        end = self._last_row()
         chain = RowChain(position)
+        is_gap = False
         while end is not None and chain.last.number < end.number:
             piece = self._call(
                 partial(log_rows.read_piece, schema=self._end.schema, first=chain.next_part, last=end.number)
             )
-            if not piece:
+            if piece:
+                yield from self._checked(chain, piece)
+            elif is_gap:
                 raise self._missing(chain, f"row {chain.last.number + 1} is missing or changed")
-            yield from self._checked(chain, piece)
+            else:
+                # The database may have forgotten rows since it has named the last one. They may be back already.
+                end = self._last_row()
+            is_gap = not piece
+
+    def _last_row(self) -> Row | None:
+        return self._call(lambda connection: log_rows.last_row(connection, self._end.schema))
 
     def _checked(self, chain: RowChain, piece: list[tuple[int, int, int | None, bytes, bytes]]) -> Iterator[bytes]:
         for number, part, format_version, digest, payload in piece:
