@@ -18,7 +18,7 @@ from random import Random
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import numbered
 from tests.integration.tapped_broker import StoreState, check_state, state_after
-from tests.stages.outbox.chaos import Web, create_tables, is_over, reported, rows, start_service
+from tests.stages.outbox.chaos import TABLES, Web, create_tables, is_over, reported, rows, start_service
 from truenext import blocking
 from truenext.errors import ConfigurationError, ConnectionLost
 from truenext.history.check import find_damage, last_batch_chunk
@@ -52,11 +52,14 @@ def restore_and_check(backup: Path, new: Path, frames: Mapping[int, bytes]) -> S
     return expected
 
 
-def await_condition(holds: Callable[[], bool], failure: str) -> None:
-    deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+def await_condition(holds: Callable[[], bool], failure: str, progress: Callable[[], object] = lambda: None) -> None:
+    """Wait until the condition holds, for as long as `progress` returns something new now and then."""
+    deadline, last = 0.0, None
     while not holds():
+        if (now := progress()) != last or not deadline:
+            deadline, last = time.monotonic() + 2 * PATIENCE_SECONDS, now
         assert time.monotonic() < deadline, failure
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class Shop:
@@ -73,7 +76,7 @@ class Shop:
         self._logs = ""
 
     def _start_web(self, first: int) -> Web:
-        web = Web(self._database, self._random, first=first, pause_s=0.05)
+        web = Web(self._database, self._random, first=first, pause_s=0.1)
         web.start()
         return web
 
@@ -95,7 +98,9 @@ class Shop:
         new = {number for number in self._rows("ordered") if number >= first}
         # A message that a transaction has acknowledged, and not yet committed, is in no count of its queue.
         await_condition(
-            lambda: is_over(broker, self._engine) and new <= set(reported(broker)), "a new order is lost, or waits"
+            lambda: is_over(broker, self._engine) and new <= set(reported(broker)),
+            "a new order is lost, or waits",
+            lambda: [self._rows(each).total() for each in TABLES],
         )
         told = reported(broker)
         assert {number: times for number, times in told.items() if number >= first} == dict.fromkeys(new, 1)
@@ -104,7 +109,7 @@ class Shop:
         self._judge_tables()
 
     def _judge_tables(self) -> None:
-        ordered, placed, noted, shipped = map(self._rows, ("ordered", "placed", "noted", "shipped"))
+        ordered, placed, noted, shipped = map(self._rows, TABLES)
         for effects in (ordered, placed, shipped):
             assert set(effects.values()) == {1}, "an effect that happens once has happened twice"
         assert set(shipped) <= set(noted) <= set(placed) <= set(ordered), "a stage ran without the stage before it"

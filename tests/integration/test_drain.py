@@ -487,7 +487,7 @@ class JmsWorker(threading.Thread):
             dispatch = self._client.message(seconds=1.5)
             assert dispatch.message is not None and isinstance(dispatch.destination, QueueName)
             queue, named = dispatch.destination, dispatch.message.message_id
-            consumer = self._consumers[queue.name]
+            consumer = self._consumers[queue.name or ""]
             self._client.send(MessageAck(0, False, queue, None, consumer, INDIVIDUAL, named, named, 1))
 
 
@@ -568,9 +568,11 @@ def _drain_under_load(broker: BrokerProcess, random: Random) -> None:
     for producer in producers:
         producer.is_stopped = True
     operator.request(draining=False)
-    for worker in (*workers, jms_worker):
+    for worker in workers:
         worker.join(30)
         assert worker.error is None
+    jms_worker.join(30)
+    assert jms_worker.error is None
 
 
 # ---- Clients of truenext ----

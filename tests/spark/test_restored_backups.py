@@ -30,20 +30,21 @@ from tests.spark.queues import QUERY_SECONDS, queues_with_messages, run_to_end, 
 from tests.spark.source.query_process import QueryProcess
 from truenext import blocking
 from truenext.model.url import parse_url
-from truenext.spark.admin import list_queries, list_sinks
 from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.sink.admin import list_sinks
+from truenext.spark.source.admin import list_queries
 
 COUNT = int(os.environ.get("TRUENEXT_QUERY_BACKUPS", "2"))
 PER_QUERY = 4
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
-MESSAGES = 6000
-"""Number of messages: four batches of the query."""
-RUN_SECONDS = 12.0
+MESSAGES = 3000
+"""Number of messages: two batches of the query."""
+RUN_SECONDS = 8.0
 """Approximate time from the first batch to the end, on two cores."""
 
 
 @pytest.mark.alternates("stories")
-@pytest.mark.timeout(200 + 100 * COUNT)
+@pytest.mark.timeout(300 + 200 * COUNT)
 def test_query_is_completed_once_at_a_broker_that_was_restored_from_any_backup(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -43,6 +43,10 @@ def test_query_from_queue_to_queue_empties_its_queue_during_a_drain(
         assert (report["drained"], report["kept"]) == (True, 2)
 
 
+AHEAD_MAX = 50
+"""Number of orders without a bill at which the producer pauses."""
+
+
 class Shop:
     """Producer of numbered orders, and consumer of their bills, each in a thread of its own."""
 
@@ -67,6 +71,8 @@ class Shop:
     def _produce(self) -> None:
         with blocking.connect(self._url) as connection:
             while not self._is_over.wait(0.005):
+                if self.sent - len(self.bills) > AHEAD_MAX:
+                    continue
                 connection.send("/queue/orders", f"{self.sent}", timeout=PATIENCE_SECONDS)
                 self.sent += 1
 
@@ -89,21 +95,21 @@ def test_running_query_of_spark_goes_on_during_a_drain_and_after_it(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     # C31.2 to C31.4
-    rows = spark.readStream.format("truenext").options(url=url(broker), queue="orders", maxRowsPerTrigger=50).load()
+    rows = spark.readStream.format("truenext").options(url=url(broker), queue="orders").load()
     bills = rows.selectExpr("'bills' AS queue", "body").writeStream.format("truenext").option("url", url(broker))
     query = bills.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     shop = Shop(url(broker))
     try:
         with shop.open():
-            shop.await_bills(60, query)
-            done = broker.output_of("drain", "--timeout", "2m")
+            shop.await_bills(20, query)
+            done = broker.output_of("drain", "--timeout", "40s")
             assert done == "Nothing is left to wait for. There are still: 2 kept by queries of Spark.\n"
             sent = shop.sent
             shop.await_bills(sent, query)
             time.sleep(0.3)
             assert shop.sent == sent, "the producer waits"
             broker.output_of("drain", "--undo")
-            shop.await_bills(sent + 60, query)
+            shop.await_bills(sent + 20, query)
     finally:
         query.stop()
     assert set(shop.bills.values()) == {1}
