@@ -150,8 +150,9 @@ spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_DRAW=all TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
 
-drain: .venv/test ## 100 drains under load, while consumers fail, pause and die (DRAINS=n)
+drain: .venv/spark ## 100 drains under load, while consumers, JMS clients among them, fail, pause and die (DRAINS=n); the unmodified JMS client and a running query of Spark in a drain
 	TRUENEXT_DRAINS=$${DRAINS:-100} $(PYTEST) -s tests/integration/test_drain.py -k under_load
+	TRUENEXT_DRAW=all $(PYTEST) -s -rs tests/integration/openwire/test_jms_drain.py tests/spark/source/test_drain.py
 
 broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
 	TRUENEXT_DRAW=all TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_broken_connections.py
@@ -185,8 +186,9 @@ kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL
 failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n), and 48 switchovers and kills with Patroni, if Debian's is installed (PATRONI=n)
 	TRUENEXT_DRAW=all TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} TRUENEXT_PATRONI=$${PATRONI:-48} $(PYTEST) -s -rs tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py tests/integration/test_patroni.py
 
-backups: .venv/test ## 200 backups of a busy broker, which is killed, or the command, in many of them (BACKUPS=n); 200 of a store with random batches, every planted fault, and 1,000 flipped bits (FLIPS=n)
+backups: .venv/spark ## 200 backups of a busy broker with stages, which is killed, or the command, in many of them, and what clients meet at each restored one (BACKUPS=n); 20 under a query of Spark (QUERY_BACKUPS=n); 200 of a store with random batches, every planted fault, and 1,000 flipped bits (FLIPS=n)
 	TRUENEXT_DRAW=all TRUENEXT_BACKUPS=$${BACKUPS:-200} $(PYTEST) -s tests/integration/test_backup_kills.py
+	TRUENEXT_DRAW=all TRUENEXT_QUERY_BACKUPS=$${QUERY_BACKUPS:-20} $(PYTEST) -s tests/spark/test_restored_backups.py
 	TRUENEXT_BACKUPS=$${BACKUPS:-200} TRUENEXT_FLIPS=$${FLIPS:-1000} TRUENEXT_DRAW=all $(PYTEST) -s tests/contract/test_backups.py
 
 asan: .venv/test ## The codec in C beside the one in Python, under AddressSanitizer: a million random inputs (INPUTS=n); needs gcc

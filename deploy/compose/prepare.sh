@@ -3,6 +3,8 @@
 # broker, and a password for each user and for Grafana. Needs OpenSSL 3. Existing secrets are left as they are.
 set -eu
 cd "$(dirname "$0")"
+# Containers see files with the modes of this clone, which may be too strict for their users, or too loose for the broker.
+chmod 0644 ./*.toml ./*.yaml grafana/*.yaml ../monitoring/*.yaml ../monitoring/*.json ../../examples/greetings.py
 # Only the owner enters the folder. The files themselves must be readable for the user of the container.
 mkdir -p -m 0700 secrets
 cd secrets

@@ -8,7 +8,7 @@ killed in between, the next one has the same number.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,7 +115,7 @@ class StoreState:
         self.causes = {key: causes for key, causes in self.causes.items() if key in self.messages}
 
 
-def state_after(frames: dict[int, bytes], batch: int) -> StoreState:
+def state_after(frames: Mapping[int, bytes], batch: int) -> StoreState:
     """Return what a broker finds that starts after a batch."""
     state = StoreState()
     for number in range(1, batch + 1):

@@ -1,28 +1,28 @@
-"""Test that backups of a busy broker are states of exactly one batch each, whoever is killed meanwhile.
+"""Test that backups of a busy broker are states of exactly one batch each, although broker and command are killed.
 
-Producers and consumers of several kinds work at full speed (kill_load.py). Backups are made at random moments; during
-some of them the broker or the command is killed. Each backup is then refused as cut short, or is restored, and has the
-state that a naive reader of the broker's frames finds after its batch.
+Producers and consumers of several kinds work at full speed (kill_load.py), and so does a service of stages with an
+outbox. Backups are made at random moments; during some of them the broker or the command is killed. Each backup is then
+refused as cut short, or is restored, and has the state that a naive reader of the broker's frames finds after its
+batch. Then brokers of restored folders take the place of the original, one after the other, while the service and other
+clients go on (restored_backups.py).
 
     TRUENEXT_BACKUPS=200 TRUENEXT_SEED=7 pytest -s tests/integration/test_backup_kills.py
 """
 
-import json
 import os
 import random
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.integration.backup_broker import BackupBroker
+from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import Forked
 from tests.integration.kill_load import Ledger, Letter, Worker, hire, resolve
-from tests.integration.tapped_broker import check_state, read_frames, state_after
-from truenext.errors import ConfigurationError
-from truenext.history.check import find_damage, last_batch_chunk
-from truenext.store.check import check
-from truenext.store.restore import restore
+from tests.integration.restored_backups import Doubtful, Shop, judge_producers, restore_and_check
+from tests.integration.tapped_broker import StoreState, read_frames
 
 COUNT = int(os.environ.get("TRUENEXT_BACKUPS", "4"))
 PER_BROKER = 4
@@ -55,31 +55,81 @@ class TopicsAndTimers(Worker):
             time.sleep(chance.random() * 0.01)
 
 
-@pytest.mark.timeout(120 + 20 * COUNT)
+@pytest.mark.timeout(120 + 60 * COUNT)
 def test_backup_of_a_busy_broker_is_the_state_of_its_batch_or_refused(tmp_path: Path) -> None:
-    # C29.2, C29.3, C29.7, C29.8
+    # C29.2, C29.3, C29.7, C29.8, C29.12 to C29.14
     print(f"\nseed {SEED}, {COUNT} backups")
     chance = random.Random(SEED)
-    outcomes: dict[str, int] = {}
+    outcomes: Counter[str] = Counter()
     for first in range(0, COUNT, PER_BROKER):
         folder = tmp_path / str(first)
         folder.mkdir()
         broker = BackupBroker(folder, chance.choice([(), ("--queue-memory-limit", "20KB", "--page-size", "7")]))
         try:
-            markers = _make_backups(broker, chance, min(PER_BROKER, COUNT - first))
+            broker.start()
+            _judge_backups(broker, chance, min(PER_BROKER, COUNT - first), outcomes)
         finally:
             broker.clean_up()
+        print(f"{first + PER_BROKER} backups: {dict(outcomes)}", flush=True)
+    assert outcomes["whole"] >= COUNT / 5
+
+
+def _judge_backups(broker: BackupBroker, chance: random.Random, count: int, outcomes: Counter[str]) -> None:
+    folder = broker.data.parent
+    shop, doubtful = Shop(folder, broker.url, random.Random(chance.random())), Doubtful(broker.url)
+    try:
+        doubtful.start()
+        markers = _make_backups(broker, chance, count)
+        # Service and client connect again, and find what the backups lack.
+        broker.start(broker.port)
         frames = read_frames(broker.tap)
+        restored: list[tuple[Path, StoreState]] = []
         for backup in sorted(broker.backups.iterdir()):
-            outcome = _check_backup(backup, folder / f"new-{backup.name}", frames, markers)
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
-        print(f"{first + PER_BROKER} backups: {outcomes}", flush=True)
-    assert outcomes.get("whole", 0) >= COUNT / 5
+            new = folder / f"new-{backup.name}"
+            new.mkdir()
+            state = restore_and_check(backup, new / "data", frames)
+            outcomes["refused" if state is None else "whole"] += 1
+            if state is not None:
+                marker = markers[backup.name].encode()
+                assert any(record.endswith(marker) for record, _ in state.messages.values())
+                restored.append((new, state))
+        shop.stop_orders()
+        chance.shuffle(restored)
+        _go_on_with(restored[: 1 if COUNT == PER_BROKER else None], broker, shop, doubtful, chance)
+    finally:
+        shop.end()
+        doubtful.stop()
+
+
+def _go_on_with(
+    restored: list[tuple[Path, StoreState]],
+    original: BrokerProcess,
+    shop: Shop,
+    doubtful: Doubtful,
+    chance: random.Random,
+) -> None:
+    """Let a broker of each folder take the place of the one before, and judge what its clients meet."""
+    active = original
+    try:
+        for folder, state in restored:
+            active.kill()
+            active.close_clients()
+            if chance.random() < 0.1:
+                shop.kill_service()
+            active, before = BrokerProcess(folder), len(doubtful.sent)
+            active.start(original.port)
+            judge_producers(active, state.producers)
+            doubtful.judge(active, before)
+            shop.judge(active)
+        doubtful.stop()
+        shop.stop()
+    finally:
+        active.clean_up()
 
 
 def _make_backups(broker: BackupBroker, chance: random.Random, count: int) -> dict[str, str]:
-    """Make backups while the broker works, and return by name of the backup a text that was confirmed before."""
-    broker.start()
+    """Make backups while the broker works, and return by name of the backup a text that was confirmed before. At the
+    end the broker is killed."""
     assert broker.truenext("pause", "paused").returncode == 0
     ledger = Ledger()
     unconfirmed: list[tuple[Letter, bytes]] = []
@@ -110,11 +160,12 @@ def _make_backups(broker: BackupBroker, chance: random.Random, count: int) -> di
                 worker.join()
             crew = []
             broker.close_clients()
-            broker.start()
+            broker.start(broker.port)
         assert not ledger.failures, ledger.failures[0]
     broker.kill()
     for worker in crew:
         worker.join()
+    broker.close_clients()
     assert not ledger.failures, ledger.failures[0]
     return markers
 
@@ -143,23 +194,3 @@ def _make_backup(broker: BackupBroker, fate: str, rate: str, chance: random.Rand
             time.sleep(0.01)
         assert report["state"] in ("stopped", "done"), report
     command.wait(30)
-
-
-def _check_backup(backup: Path, new: Path, frames: dict[int, bytes], markers: dict[str, str]) -> str:
-    """Check that a backup is refused or whole, and return which."""
-    try:
-        restored = restore(backup, new, lambda done, total: None, last_batch_chunk)
-    except ConfigurationError as error:
-        assert "was cut short, and has no manifest" in str(error)
-        assert not new.exists()
-        return "refused"
-    assert list(find_damage(new / "history")) == []
-    damage: list[object] = []
-    check(new, damage.append, lambda done, total: None, last_history_chunk=last_batch_chunk(new / "history"))
-    assert damage == []
-    expected = state_after(frames, restored.manifest.batch)
-    marker = markers[backup.name].encode()
-    assert any(record.endswith(marker) for record, _ in expected.messages.values())
-    check_state(new, expected)
-    assert json.loads((backup / "manifest").read_bytes().split(b"\n")[0])["identity"] != restored.identity
-    return "whole"

@@ -169,16 +169,33 @@ def compose() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the secrets that the script of compose.yaml makes."""
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy of the files of compose.yaml, with the modes of a clone by a user whose group may write to it, after the
+    script of compose.yaml."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl")
-    folder = tmp_path_factory.mktemp("compose")
-    shutil.copy(ROOT / "deploy" / "compose" / "prepare.sh", folder)
+    clone = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "deploy", clone / "deploy", ignore=shutil.ignore_patterns("secrets"))
+    (clone / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "greetings.py", clone / "examples")
+    for number, path in enumerate(each for each in clone.rglob("*") if each.is_file()):
+        path.chmod(0o664 if number % 2 else 0o600)
     for _ in range(2):
-        done = subprocess.run(["sh", str(folder / "prepare.sh")], capture_output=True, timeout=60, check=True)
+        command = ["sh", str(clone / "deploy" / "compose" / "prepare.sh")]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     assert done.stderr == b"", "the second run makes nothing"
-    return folder / "secrets"
+    return clone
+
+
+@pytest.fixture(scope="module")
+def secrets(clone: Path) -> Path:
+    """Folder with the secrets of compose.yaml."""
+    return clone / "deploy" / "compose" / "secrets"
+
+
+def test_compose_names_the_containerfile_for_docker_which_looks_for_a_dockerfile(compose: dict[str, Any]) -> None:
+    build = compose["services"]["broker"]["build"]
+    assert (ROOT / build["context"] / build["dockerfile"]).samefile(ROOT / "Containerfile")
 
 
 def test_compose_mounts_files_and_secrets_that_are_there(compose: dict[str, Any], secrets: Path) -> None:
@@ -189,6 +206,14 @@ def test_compose_mounts_files_and_secrets_that_are_there(compose: dict[str, Any]
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             assert source in compose["volumes"] or (ROOT / source).is_file()
+
+
+def test_compose_mounts_files_that_its_users_can_read_and_only_their_owner_can_change(
+    compose: dict[str, Any], clone: Path
+) -> None:
+    sources = {volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]}
+    for source in sources - compose["volumes"].keys():
+        assert (clone / source).stat().st_mode & 0o777 == 0o644, source
 
 
 def test_compose_services_have_no_rights_and_no_writable_root(compose: dict[str, Any]) -> None:

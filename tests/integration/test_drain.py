@@ -21,12 +21,16 @@ from tests.drawing import each_one_of
 from tests.integration.broker_here import broker_here
 from tests.integration.broker_process import PATIENCE_SECONDS, QUIET_SECONDS, BrokerProcess
 from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.raw_client import bodies
 from truenext.broker.drain import RESTRICTION
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.limits import CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.wire.openwire.consumers import INDIVIDUAL
+from truenext.wire.openwire.structures import ExceptionResponse, MessageAck, QueueName
 
 ANSWERS = "/temp-queue/answers"
+JMS_QUEUES = ("orders", "done")
 DRAINS = int(os.environ.get("TRUENEXT_DRAINS", "1"))
 """Number of drains under load."""
 
@@ -34,7 +38,9 @@ DRAINS = int(os.environ.get("TRUENEXT_DRAINS", "1"))
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     broker = BrokerProcess(
-        tmp_path_factory.mktemp("drain"), policy={"attempts_max": 2, "first_delay_ms": 1, "delay_ms": 1}
+        tmp_path_factory.mktemp("drain"),
+        ["--listen", "openwire://127.0.0.1:0"],
+        policy={"attempts_max": 2, "first_delay_ms": 1, "delay_ms": 1},
     )
     broker.start()
     yield broker
@@ -454,21 +460,74 @@ class Worker(threading.Thread):
                 client.ack(message)
 
 
+class JmsWorker(threading.Thread):
+    """JMS consumer of a drained broker, in a thread of its own. It dies at random."""
+
+    def __init__(self, broker: BrokerProcess, seed: int) -> None:
+        super().__init__(daemon=True)
+        random = Random(seed)
+        self._remaining = random.randrange(30, 60) if random.random() < 0.5 else None
+        self._client = JmsClient(broker, name=f"ID:worker-{seed}")
+        self._consumers = {name: self._client.consume(name, 20, value=value) for value, name in enumerate(JMS_QUEUES)}
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except TimeoutError:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._client.close()
+
+    def _work(self) -> None:
+        while self._remaining != 0:
+            self._remaining = self._remaining and self._remaining - 1
+            dispatch = self._client.message(seconds=1.5)
+            assert dispatch.message is not None and isinstance(dispatch.destination, QueueName)
+            queue, named = dispatch.destination, dispatch.message.message_id
+            consumer = self._consumers[queue.name or ""]
+            self._client.send(MessageAck(0, False, queue, None, consumer, INDIVIDUAL, named, named, 1))
+
+
 class Producer(threading.Thread):
     """Producer that sends one message after the other, until it is stopped or its connection ends."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         super().__init__(daemon=True)
-        self._client = broker.connect()
+        self._connect(broker)
         self.sent = 0
         self.is_stopped = False
+
+    def _connect(self, broker: BrokerProcess) -> None:
+        self._client = broker.connect()
+
+    def _send(self) -> None:
+        self._client.send("orders", b"%d" % self.sent, persistent=True, confirmed=True)
 
     def run(self) -> None:
         # The connection is closed while a drain holds it up.
         with suppress(TimeoutError, OSError, EOFError, ValueError):
             while not self.is_stopped:
-                self._client.send("orders", b"%d" % self.sent, persistent=True, confirmed=True)
+                self._send()
                 self.sent += 1
+
+
+class JmsProducer(Producer):
+    def _connect(self, broker: BrokerProcess) -> None:
+        self._jms_client = JmsClient(broker, name=f"ID:producer-{id(self)}-{time.monotonic()}")
+
+    def run(self) -> None:
+        super().run()
+        self._jms_client.close()
+
+    def _send(self) -> None:
+        self._jms_client.send_text("orders", 10 + self.sent)
+        while isinstance(self._jms_client.next(), ExceptionResponse) and not self.is_stopped:
+            # It is not told when the drain ends.
+            time.sleep(0.02)
+            self._jms_client.send_text("orders", 10 + self.sent)
 
 
 @pytest.mark.timeout(120 + 30 * DRAINS)
@@ -488,8 +547,9 @@ def _drain_under_load(broker: BrokerProcess, random: Random) -> None:
             operator.request(verb, queue=queue)
     workers = [Worker(broker, random.randrange(2**32)) for _ in range(4)]
     workers[0].dies = True
-    producers = [Producer(broker) for _ in range(2)]
-    for thread in (*producers, *workers):
+    jms_worker = JmsWorker(broker, random.randrange(2**32))
+    producers = [Producer(broker), Producer(broker), JmsProducer(broker)]
+    for thread in (*producers, *workers, jms_worker):
         thread.start()
     enough = random.randrange(20, 100)
     while min(producer.sent for producer in producers) < enough:
@@ -511,6 +571,8 @@ def _drain_under_load(broker: BrokerProcess, random: Random) -> None:
     for worker in workers:
         worker.join(30)
         assert worker.error is None
+    jms_worker.join(30)
+    assert jms_worker.error is None
 
 
 # ---- Clients of truenext ----

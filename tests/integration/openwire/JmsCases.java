@@ -579,6 +579,27 @@ public class JmsCases {
         connection.close();
     };
 
+    /** Sends, and repeats what the broker refuses for lack of space or in a drain. Says when that begins. */
+    static final Case SEND_THROUGH_REFUSALS = () -> {
+        ActiveMQConnection connection = connect("failover:(" + url + ")?initialReconnectDelay=20&maxReconnectDelay=100");
+        Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+        MessageProducer producer = session.createProducer(session.createQueue(queue));
+        boolean wasRefused = false;
+        for (int i = 0; i < Integer.parseInt(more[0]); ) {
+            TextMessage next = session.createTextMessage("m" + i);
+            boolean isRefused = isRefused((c, s) -> producer.send(next));
+            if (!isRefused) {
+                say(i++);
+            } else if (!wasRefused) {
+                say("refused");
+            }
+            System.out.flush();
+            wasRefused = isRefused;
+            Thread.sleep(isRefused ? 50 : 5);
+        }
+        connection.close();
+    };
+
     /** Copies in transactions of several sessions through failures of the broker, until each session has got nothing for
      * some time, twice. Keep-alives come fast, so that consumers that stall are noticed within that time. */
     static final Case COPY_THROUGH_FAILURES = () -> {

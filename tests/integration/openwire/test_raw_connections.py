@@ -30,6 +30,8 @@ from truenext.wire.openwire.structures import (
 )
 
 NAME = "ID:host-1-2-3:1"
+TEXT = b"\0\0\0\1a"
+"""Content of a TextMessage with the text `a`."""
 
 
 @pytest.fixture
@@ -84,7 +86,8 @@ class JmsClient:
             assert answer is not None, "the connection has ended"
         assert not isinstance(answer, ExceptionResponse) and answer.correlation_id == number, answer
 
-    def message(self) -> MessageDispatch:
+    def message(self, seconds: float = RECEIVE_SECONDS) -> MessageDispatch:
+        self._sock.settimeout(seconds)
         while not isinstance(answer := self.next(), MessageDispatch):
             assert answer is not None, "the connection has ended"
         return answer
@@ -105,6 +108,14 @@ class JmsClient:
         self.await_response(2)
         return consumer_id
 
+    def send_text(self, queue: str, number: int) -> None:
+        """Send a message with this number, which is also that of the request for an answer."""
+        producer_id = ProducerId(self.name, 1, 1)
+        named = MessageId(None, producer_id, number)
+        self.send(
+            TextMessage(number, True, producer_id, QueueName(queue), message_id=named, is_persistent=True, content=TEXT)
+        )
+
     def produce(self, queue: str, count: int = 1) -> None:
         producer_id = ProducerId(self.name, 1, 1)
         for number in range(1, count + 1):
@@ -115,7 +126,7 @@ class JmsClient:
                 QueueName(queue),
                 message_id=MessageId(None, producer_id, number),
                 is_persistent=True,
-                content=b"\0\0\0\1a",
+                content=TEXT,
             )
             self.send(message)
         self.await_response(10)
