@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from operator import attrgetter
 
+import msgspec
 from msgspec import structs
 
 from truenext.spark.audit.cut import QueueCut, depth_mask, join_idle_times
@@ -63,7 +64,7 @@ def check(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
         if number:
             at_end = parallel[-1].save(first)
             assert structs.replace(at_end, idle=None) == computed[number - 1]
-            saved = serial[-1].save(first)
+            saved = msgspec.json.decode(msgspec.json.encode(serial[-1].save(first)), type=QueueCut)
             assert structs.replace(saved, idle=None) == computed[number - 1]
         assert saved is None or saved.event == first
         begun = QueueAudit(STUCK_US) if not number else QueueAudit.begin(computed[number - 1], STUCK_US)

@@ -1,7 +1,7 @@
 """Tests of audits that are cut: each section ends with the state that is computed without the audit, and all sections
 together find what the whole audit finds.
 
-TRUENEXT_CUTS=5000 pytest tests/spark/test_cuts.py       longer
+TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_cuts.py   longer
 TRUENEXT_SEED=7 pytest tests/spark/test_cuts.py          the same histories again
 """
 
@@ -34,7 +34,7 @@ from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.sections import Subscription, queue_cuts
 from truenext.store.memory import MemoryStore
 
-EXAMPLES = int(os.environ.get("TRUENEXT_CUTS", "100"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 
 
 def seeds(count: int) -> range:

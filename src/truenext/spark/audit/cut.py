@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from truenext.spark.audit.model import NO_CONSUMER, ConsumerFlags, Finding, MessageState
+from truenext.spark.audit.model import NO_CONSUMER, Finding, MessageState
 
 
 class QueueRow(msgspec.Struct):
@@ -43,7 +43,8 @@ class ConsumerRow(msgspec.Struct):
     since: int
     """Event of the subscription: the key of the row."""
     window: int
-    flags: ConsumerFlags
+    flags: int
+    """ConsumerFlags."""
     priority: int
     """Consumer priority of an exclusive consumer, else 0."""
     requested: int

@@ -875,7 +875,8 @@ def _consumer_row(number: int, consumer: AuditedConsumer) -> ConsumerRow:
 
 
 def _consumer(row: ConsumerRow) -> AuditedConsumer:
-    consumer = AuditedConsumer(row.window, row.flags, row.since, row.requested, row.limit, has_ended=row.has_ended)
+    flags = ConsumerFlags(row.flags)
+    consumer = AuditedConsumer(row.window, flags, row.since, row.requested, row.limit, has_ended=row.has_ended)
     if row.flags & ConsumerFlags.EXCLUSIVE:
         consumer.rank = (-row.priority, row.number)
     return consumer

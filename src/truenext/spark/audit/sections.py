@@ -257,7 +257,7 @@ def _change(consumer: ConsumerRow, row: TimelineRow) -> None:
     else:
         if consumer.window != SELECTOR_WINDOW:
             consumer.window = row.number
-        is_exact = AuditedConsumer(consumer.window, consumer.flags).has_exact_window
+        is_exact = AuditedConsumer(consumer.window, ConsumerFlags(consumer.flags)).has_exact_window
         consumer.limit = row.number if is_exact or not row.number else UNLIMITED
 
 

@@ -139,7 +139,7 @@ def with_commits(accepted: DataFrame, commits: DataFrame) -> DataFrame:
 
 def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     """Add to each message the event that made it visible."""
-    in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
+    in_batch = F.col("kind").eqNullSafe("accepted") & (F.coalesce("batch", F.lit(0)) > 0)
     joined = (
         own.where(in_batch)
         .transform(with_commits, commits)
