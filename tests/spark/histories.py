@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -88,6 +89,8 @@ class RandomHistory:
                 is_durable = sequence in self.visible or (message["persistent"] and self.chance(0.5))
                 if (how == "unclean" and not message["persistent"]) or not is_durable:
                     del messages[sequence]
+                    if not message["persistent"]:
+                        self.dead[message["queue"]].append(sequence)
                 else:
                     self.visible.add(sequence)
         for queue in self.queues:
@@ -373,3 +376,18 @@ class RandomHistory:
                     "resumed",
                 ):
                     del self.events[index]
+
+
+def joined(histories: Iterable[list[Event]]) -> list[Event]:
+    """Return the histories as one, of one broker: each begins with a run, events and sequences of its own."""
+    events: list[Event] = []
+    event = run = sequence = 0
+    for history in histories:
+        added = [each | {"event": each["event"] + event, "run": each["run"] + run} for each in history]
+        for each in added:
+            if each["sequence"] is not None:
+                each["sequence"] += sequence
+        events += added
+        event, run = added[-1]["event"], added[-1]["run"]
+        sequence += max(each["sequence"] or 0 for each in history)
+    return events

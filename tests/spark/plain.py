@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from truenext.spark.audit.lifetime import AFTER_END_CODES
 from truenext.spark.audit.model import (
     AUTO_WINDOW,
     HAS_CAUSE,
@@ -18,7 +19,9 @@ from truenext.spark.audit.model import (
     EventCode,
     ReturnReason,
     StartFlag,
+    TimelineRow,
 )
+from truenext.spark.audit.sections import end_codes
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
 
@@ -27,6 +30,25 @@ Event = dict[str, Any]
 
 def rows_of(events: list[Event]) -> list[dict[str, Any]]:
     """Return the rows that `timeline` makes of `events`, in plain Python."""
+    rows = _rows_of(events)
+    for queue, timeline in by_queue(rows).items():
+        codes = end_codes(timeline)
+        for each in rows:
+            if each["queue"] == queue and each["code"] in AFTER_END_CODES:
+                each["number"] = codes.get(each["event"], 0)
+    return rows
+
+
+def by_queue(rows: list[dict[str, Any]]) -> dict[str, list[TimelineRow]]:
+    """Return the timeline of each queue."""
+    queues: dict[str, list[TimelineRow]] = {}
+    for each in rows:
+        row = TimelineRow(**{name: each[name] for name in TimelineRow._fields})
+        queues.setdefault(each["queue"], []).append(row)
+    return queues
+
+
+def _rows_of(events: list[Event]) -> list[dict[str, Any]]:
     queues = sorted({each["queue"] for each in events if each["queue"]})
     runs = sorted({each["run"] for each in events})
     starts = {each["run"]: each for each in events if each["kind"] == "run-started"}

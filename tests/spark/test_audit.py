@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from tests.spark.histories import EPOCH, Event, RandomHistory
+from tests.spark.histories import EPOCH, Event, RandomHistory, joined
 from tests.spark.judge import Judge
+from tests.spark.plain import counted, outcomes_of
 from tests.spark.policies import serve, true_next, two_buckets
 from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
@@ -26,7 +27,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.command import audit_histories, run_audit
 from truenext.spark.audit.runs import blocks, earlier_broker, gaps
-from truenext.spark.audit.timeline import commits
+from truenext.spark.audit.timeline import BATCH_BITS, commits, with_commits
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.schema import read_stage_events
 
@@ -73,6 +74,17 @@ def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
         assert witnessed == judge.witnesses, f"seed {seed}"
         assert results.verdict.has_contract_held is (not judge.found)
         results.unpersist()
+
+
+@pytest.mark.alternates("whole audits")
+def test_spark_finds_what_the_audits_of_the_queues_find_without_it(frame: Frame) -> None:
+    """In 40 random histories at once: their commits, and events of messages after their end, are found by Spark."""
+    first = random.SystemRandom().randrange(2**31)
+    print(f"first seed {first}")
+    history = joined(RandomHistory(seed, 60, faults=0.3).events for seed in range(first, first + 40))
+    results = audit(frame(history), stuck_seconds=STUCK_SECONDS)
+    assert found(results) == counted([each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "finding"])
+    results.unpersist()
 
 
 def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
@@ -258,15 +270,29 @@ def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
     )
 
 
-def test_a_commit_makes_all_batches_before_it_durable(frame: Frame) -> None:
+@pytest.mark.parametrize("bits", [0, 1, BATCH_BITS])
+def test_a_commit_makes_all_batches_before_it_durable(bits: int, frame: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether batch and commit are in one range of batches, or in two that are far from each other."""
+    monkeypatch.setattr("truenext.spark.audit.timeline.BATCH_BITS", bits)
     empty: Event = dict.fromkeys(EVENTS.names)
-    recorded = [(1, 3), (1, 2), (1, 5), (2, 1)]
+    recorded = [(1, 3), (1, 2), (1, 5), (2, 1), (2, 9)]
     history = [
         empty | {"event": number, "run": run, "at": EPOCH, "kind": "committed", "batch": batch}
         for number, (run, batch) in enumerate(recorded, 1)
     ]
-    rows = {(row["run"], row["batch"], row["visible_event"]) for row in commits(frame(history)).collect()}
-    assert rows == {(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 3), (1, 5, 3), (2, 1, 4)}
+    accepted = [
+        empty | {"event": 10 * run + batch, "run": run, "at": EPOCH, "kind": "accepted", "batch": batch}
+        for run in (1, 2)
+        for batch in range(1, 7)
+    ]
+    rows = frame(accepted).transform(with_commits, commits(frame(history))).collect()
+    assert {(row["run"], row["batch"]): row["commit"] and row["commit"]["event"] for row in rows} == {
+        **{(1, batch): 1 for batch in (1, 2, 3)},
+        **{(1, batch): 3 for batch in (4, 5)},
+        (1, 6): None,
+        (2, 1): 4,
+        **{(2, batch): 5 for batch in range(2, 7)},
+    }
 
 
 def written(frame: Frame, history: list[Event], folder: Path) -> Path:

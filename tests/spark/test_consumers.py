@@ -1,7 +1,7 @@
 """Tests of wrong dispatches, starts and attempts of consumers: they are found, and nothing is found where the history
 does not tell.
 
-Each history is judged by the audit of its queue and by the naive judge.
+Each history is judged by the audit of its queue, whole and cut before each event, and by the naive judge.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.spark.cutting import check
 from tests.spark.histories import EPOCH, Event
 from tests.spark.judge import Judge
-from tests.spark.plain import counted, outcomes_of, witnessed
+from tests.spark.plain import by_queue, counted, outcomes_of, rows_of, witnessed
 from truenext.spark.schema import EVENTS
 
 STUCK_SECONDS = 10.0
@@ -93,6 +94,8 @@ class Story:
         """Kind, message and detail of each finding."""
         findings = [each for each in outcomes_of(self.events, STUCK_SECONDS) if each["row"] == "finding"]
         judge = Judge(self.events, STUCK_SECONDS).judge()
+        for rows in by_queue(rows_of(self.events)).values():
+            check(rows, range(self.events[0]["event"] + 1, self.events[-1]["event"] + 2))
         assert (counted(findings), witnessed(findings)) == (judge.found, judge.witnesses)
         return [(each["kind"], each["sequence"], each["detail"]) for each in findings]
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
-from truenext.spark.audit.model import SELECTOR_WINDOW, AuditedMessage, EventCode, RemovedMessages, StartFlag
-from truenext.spark.audit.queue_audit import POINTS_MAX, QueueAudit
+from truenext.spark.audit.cut import DEPTHS_MAX
+from truenext.spark.audit.lifetime import Lifetime
+from truenext.spark.audit.model import SELECTOR_WINDOW, AuditedMessage, EventCode, StartFlag
+from truenext.spark.audit.queue_audit import QueueAudit
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -65,7 +68,7 @@ def _accused(history: RandomHistory, events: list[Event]) -> set[tuple[str, str,
 
 
 def test_a_message_whose_commit_a_gap_hides_may_be_dispatched_again() -> None:
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     account.on_accepted(1, 1, AuditedMessage(1, 4, True, 9, 9))
     account.on_gap(2)
     account.on_dispatched(5, 5, 1, 1)
@@ -77,7 +80,7 @@ def test_a_message_whose_commit_a_gap_hides_may_be_dispatched_again() -> None:
 
 
 def test_a_message_that_was_being_committed_at_a_gap_holds_back_its_equals_until_it_is_durable() -> None:
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     account.on_accepted(1, 1, AuditedMessage(1, 5, True, 9, 9))
     account.on_gap(2)
     account.on_accepted(4, 4, AuditedMessage(2, 5, False, 4, 4))
@@ -121,7 +124,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "commits ignored": (QueueAudit, "become_visible", _blind_to_commits),
     "gaps ignored": (QueueAudit, "on_gap", _forget_nothing),
     "idle time ignored": (QueueAudit, "start_idle_time", _no_check),
-    "removed messages ignored": (RemovedMessages, "get", lambda self, sequence: 0),
+    "ends of messages ignored": (Lifetime, "end_codes", lambda self, rows, marks: iter(())),
     "order ignored": (QueueAudit, "judge_dispatch", lambda self, event, at, message, consumer: None),
     "recovered ignored": (QueueAudit, "on_recovered", lambda self, event, at, count: None),
     "drained ignored": (QueueAudit, "on_drained", lambda self, event, at: None),
@@ -131,14 +134,14 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "credit ignored": (QueueAudit, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
     "changed windows ignored": (QueueAudit, "on_window_changed", lambda self, event, at, consumer, window: None),
     "pull requests ignored": (QueueAudit, "on_requested", lambda self, event, at, consumer, count: None),
-    "started messages ignored": (QueueAudit, "on_started", lambda self, event, at, sequence, consumer: None),
+    "started messages ignored": (QueueAudit, "on_started", lambda self, event, at, sequence, consumer, end_code: None),
     "exclusive consumers ignored": (QueueAudit, "choose_owner", lambda self: None),
     "miscounts ignored": (QueueAudit, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (QueueAudit, "on_queue_ended", lambda self, event, at: None),
     "messages of an ended subscription ignored": (
         QueueAudit,
         "end_after_queue_ended",
-        lambda self, event, at, sequence, code: None,
+        lambda self, event, at, sequence, code, end_code: None,
     ),
     "ended subscriptions forgotten at once": (QueueAudit, "on_queue_ended", _forget_what_ended),
 }
@@ -149,6 +152,21 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     where, name, instead = FAULTS[fault]
     monkeypatch.setattr(where, name, instead)
     assert any(_differs_or_fails(seed) for seed in range(300))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("crash forgotten", Lifetime, "_after_start", "self.end_code = EventCode.RUN_STARTED", "pass"),
+        Fault("end of a subscription forgotten", Lifetime, "_after_mark", "True, EventCode.ENDED", "True, 0"),
+        Fault("report forgotten", Lifetime, "apply", "self.end_code = EventCode.REPORTED", "pass"),
+        Fault("later end forgotten", Lifetime, "apply", "self.row, self.end_code = None, code", "self.row = None"),
+    ],
+    ids=lambda fault: fault.name,
+)
+def test_planted_fault_in_the_end_of_a_message_is_seen(fault: Fault) -> None:
+    with planted(fault):
+        assert any(_differs_or_fails(seed) for seed in range(300))
 
 
 @pytest.mark.parametrize("guard", [StartFlag.CLEAN, StartFlag.CONTINUED, StartFlag.COMPLETE])
@@ -169,14 +187,14 @@ def _differs_or_fails(seed: int) -> bool:
 def test_depths_are_thinned_out_evenly() -> None:
     history, _ = serve(true_next, 1, messages=3000)
     points = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "depth"]
-    assert POINTS_MAX / 2 <= len(points) <= POINTS_MAX + 1
+    assert DEPTHS_MAX / 2 <= len(points) <= DEPTHS_MAX + 1
     assert points[-1]["waiting"] == 0
     steps = {after["event"] - before["event"] for before, after in pairwise(points)}
     assert max(steps) < 40
 
 
 def test_dispatches_to_a_consumer_with_a_selector_are_no_evidence_and_to_others_are() -> None:
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     for sequence in (1, 2, 3):
         account.on_accepted(sequence, sequence, AuditedMessage(sequence, 4, True, sequence, sequence))
     account.on_subscribed(4, 4, 1, SELECTOR_WINDOW)
@@ -192,7 +210,7 @@ def test_dispatches_to_a_consumer_with_a_selector_are_no_evidence_and_to_others_
 
 
 def test_message_with_a_group_is_evidence_for_its_group_and_one_without_for_all() -> None:
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
         account.on_accepted(sequence, sequence, AuditedMessage(sequence, 4, True, sequence, sequence, group))
     account.on_subscribed(7, 7, 1, 10)
@@ -214,7 +232,7 @@ def test_message_with_a_group_is_evidence_for_its_group_and_one_without_for_all(
 
 def test_messages_after_one_being_committed_are_no_evidence_until_that_is_durable() -> None:
     for group in (7, 0):
-        account = QueueAudit(RemovedMessages(), 10)
+        account = QueueAudit(10)
         account.on_accepted(1, 1, AuditedMessage(1, 5, True, 6, 6, 8))
         account.on_accepted(2, 2, AuditedMessage(2, 5, False, 2, 2, group))
         for sequence in (3, 4):
@@ -229,7 +247,7 @@ def test_messages_after_one_being_committed_are_no_evidence_until_that_is_durabl
 
 def ended(*, was_reset: bool = True) -> QueueAudit:
     """Return the audit of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     account.on_subscribed(1, 1, 1, 10)
     for sequence in (1, 2):
         account.on_accepted(1 + sequence, 1 + sequence, AuditedMessage(sequence, 4, True, 1 + sequence, 1 + sequence))
@@ -268,8 +286,8 @@ def test_messages_of_an_ended_subscription_expire_at_any_time_and_in_any_order()
 
 def test_dispatch_and_ack_of_messages_of_an_ended_subscription_are_found() -> None:
     account = ended()
-    account.on_dispatched(10, 10, 1, 2)
-    account.end_message(11, 11, 2, EventCode.ACKNOWLEDGED)
+    account.on_dispatched(10, 10, 1, 2, EventCode.ENDED)
+    account.end_message(11, 11, 2, EventCode.ACKNOWLEDGED, EventCode.ENDED)
     assert [(each.kind, each.sequence, each.detail) for each in account.findings] == [
         ("duplicate", 1, "ended"),
         ("duplicate", 2, "acknowledged although ended"),
@@ -297,7 +315,7 @@ def test_message_of_an_ended_subscription_that_a_start_does_not_recover_is_lost(
 
 def test_wait_over_a_takeover_to_a_broker_whose_clock_is_behind_is_zero() -> None:
     """Until its dispatch, and until the end of the history."""
-    account = QueueAudit(RemovedMessages(), 10)
+    account = QueueAudit(10)
     messages = [AuditedMessage(sequence, 4, True, sequence, 1000) for sequence in (1, 2)]
     for message in messages:
         account.on_accepted(message.sequence, 1000, message)

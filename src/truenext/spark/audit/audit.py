@@ -19,11 +19,13 @@ from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
+from truenext.spark.audit.after_end import after_ends
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
+from truenext.spark.audit.model import EventCode, TimelineRow
 from truenext.spark.audit.runs import EarlierBroker, blocks, earlier_broker, gaps, runs
 from truenext.spark.audit.sweep import sweep
-from truenext.spark.audit.timeline import commits, timeline
+from truenext.spark.audit.timeline import commits, marks, timeline
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
@@ -87,11 +89,13 @@ def audit(
         ).collect()[0]
         _check_runs(run_rows, since)
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
+    with timed(progress, "events of messages after their end"):
+        mark_table = marks(run_table, gap_table).persist()
+        end_table = after_ends(of_queues, _starts(mark_table))
     with timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
-        sweep_rows = (
-            of_queues.transform(timeline, run_table, gap_table, commit_table).transform(sweep, stuck_seconds).persist()
-        )
+        rows = of_queues.transform(timeline, run_table, mark_table, commit_table, end_table)
+        sweep_rows = rows.transform(sweep, stuck_seconds).persist()
         counts = (
             sweep_rows.where(F.col("row") == "finding")
             .groupBy("kind")
@@ -100,7 +104,8 @@ def audit(
         )
     with timed(progress, "the queues' tables"):
         tables = _tables(sweep_rows, of_queues, gap_table)
-        cached = [all_blocks, run_table, gap_table, commit_table, sweep_rows, *(tables[name] for name in _CACHED)]
+        cached = [all_blocks, run_table, gap_table, mark_table, commit_table, sweep_rows]
+        cached += [*(tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
     findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
@@ -114,6 +119,12 @@ def audit(
         cached += results.cached
         findings, notes = findings + results.findings, notes + results.notes
     return AuditResults(tables, Verdict(last - first_event + 1 - missing[1], findings, notes), tuple(cached))
+
+
+def _starts(marks: DataFrame) -> list[TimelineRow]:
+    """Return the starts of runs with their flags."""
+    starts = marks.where(F.col("code") == int(EventCode.RUN_STARTED)).orderBy("event").collect()
+    return [TimelineRow(row["event"], row["at"], EventCode.RUN_STARTED, number=row["number"]) for row in starts]
 
 
 def _check_runs(run_rows: list[Row], since: datetime | None) -> None:

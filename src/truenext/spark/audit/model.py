@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,6 +51,23 @@ class EventCode(IntEnum):
     GAP = 23
     FINISHED = 24
     """End of the history."""
+    NOT_RECOVERED = 25
+    """A start has not recovered all messages of the queue. `sections.py` adds these rows to those of the timeline."""
+
+
+class TimelineRow(NamedTuple):
+    """Row of a queue's timeline. `timeline` (timeline.py) says what the columns hold, for each kind of event."""
+
+    event: int
+    at: int
+    code: int
+    sequence: int = -1
+    consumer: int = -1
+    number: int = 0
+    persistent: bool = False
+    visible_event: int = NEVER
+    visible_at: int = 0
+    detail_code: int = 0
 
 
 class ConsumerFlags(IntFlag):
@@ -154,6 +172,8 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     """Number of messages that the consumer may hold, if known. With SELECTOR_WINDOW the audit never takes the consumer
     for free."""
     flags: ConsumerFlags = NO_FLAGS
+    since: int = 0
+    """Event of the subscription."""
     requested: int = UNLIMITED
     """Number of messages that the consumer has requested, and that were not delivered yet."""
     limit: int = UNLIMITED
@@ -206,27 +226,6 @@ class Finding(msgspec.Struct, gc=False):
     duration: int = 0
     """Length of the idle time in microseconds. Used by `stuck`."""
     detail: str = ""
-
-
-class RemovedMessages:
-    """Code of the event that ended each removed message. Arrays have one byte for each sequence, 65536 in each array.
-    Few bytes are unused, because the sequences of messages are close together."""
-
-    __slots__ = ("pages",)
-
-    def __init__(self) -> None:
-        self.pages: dict[int, bytearray] = {}
-
-    def add(self, sequence: int, code: int) -> None:
-        page = self.pages.get(sequence >> 16)
-        if page is None:
-            page = self.pages[sequence >> 16] = bytearray(1 << 16)
-        page[sequence & 0xFFFF] = code
-
-    def get(self, sequence: int) -> int:
-        """Return the code of the event that ended a message; 0 if no event has ended it."""
-        page = self.pages.get(sequence >> 16)
-        return 0 if page is None else page[sequence & 0xFFFF]
 
 
 END_REASONS = {

@@ -15,8 +15,18 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
+from truenext.spark.audit.cut import (
+    COMMON_FIELDS,
+    ConsumerRow,
+    IdleEdges,
+    IdleTime,
+    MessageRow,
+    QueueCut,
+    QueueRow,
+    depth_mask,
+)
 from truenext.spark.audit.model import (
     END_REASONS,
     HAS_CAUSE,
@@ -34,25 +44,23 @@ from truenext.spark.audit.model import (
     EventCode,
     Finding,
     MessageState,
-    RemovedMessages,
     ReturnReason,
     StartFlag,
 )
 
-POINTS_MAX = 1000
-"""Largest number of depths that are kept for a queue. Above it, every second depth is dropped."""
-
 # Module names are faster than members of an enum; a sweep reads them a few times per event.
 WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = MessageState
+
+CARRIED = AuditedMessage(NO_MESSAGE, UNKNOWN_PRIORITY, False, 0, 0)
+"""In place of the message of an idle time that began in an earlier section."""
 
 RECOVERED_STATES = (WAITING, ENDED)
 """States of messages that are certainly there after a start."""
 
 
 class QueueAudit:
-    def __init__(self, removed: RemovedMessages, stuck_limit: int) -> None:
+    def __init__(self, stuck_limit: int) -> None:
         """Start with an empty queue. A longer idle time than `stuck_limit` microseconds is a finding."""
-        self.removed = removed
         self.stuck_limit = stuck_limit
         self.messages: dict[int, AuditedMessage] = {}
         self.expiring: dict[int, AuditedMessage] = {}
@@ -98,6 +106,8 @@ class QueueAudit:
         free or no message is ready."""
         self.idle_since = 0
         self.idle_event = 0
+        self.carried_end: tuple[int, int] | None = None
+        """End of the idle time that began in an earlier section, see IdleEdges."""
         self.expected: tuple[int, int] | None = None
         """After a start, two numbers: of messages that are certainly there, and of messages that may be there. None
         once the event `recovered` has come."""
@@ -106,10 +116,13 @@ class QueueAudit:
         self.findings: list[Finding] = []
         self.finished: list[AuditedMessage] = []
         """Messages that have ended, or were left at the end of the history."""
-        self.depth_points: list[tuple[int, int, int, int]] = []
-        """Depths at some events: (event, microseconds, number of waiting messages, number of held messages)."""
+        self.depth_points: list[tuple[int, int, int, int, int]] = []
+        """Depths at some events: (number of the event among those of the queue, event, microseconds, number of waiting
+        messages, number of held messages). The first number is 0 for the end of the history."""
         self.tick = 0
+        """Number of the queue's events up to now."""
         self.mask = 0
+        """See `depth_mask`."""
 
     def on_accepted(self, event: int, at: int, message: AuditedMessage) -> None:
         self.arrivals += 1
@@ -189,7 +202,9 @@ class QueueAudit:
         """Return whether `message` is not ready because a delayed message before it holds it back."""
         return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
-    def on_dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
+    def on_dispatched(self, event: int, at: int, sequence: int, consumer: int, end_code: int = 0) -> None:
+        """Record and judge a dispatch. `end_code` is the code of the event by which the message had ended before, or
+        0."""
         if self.idle_message is not None:
             self.end_idle_time(at)
         if self.is_paused:
@@ -206,16 +221,16 @@ class QueueAudit:
                 or (owner is not None and owner is not receiver)
             ):
                 self.judge_credit(event, at, sequence, consumer, receiver)
-            receiver.requested -= 1
-            if not receiver.requested:
-                self.update_is_free(receiver)
+            if receiver.requested != UNLIMITED:
+                receiver.requested -= 1
+                if not receiver.requested:
+                    self.update_is_free(receiver)
         elif self.knows_consumers:
             self.add_finding("stale", event, at, sequence, consumer, detail="dispatched to a consumer that had ended")
         message = self.messages.get(sequence)
         if message is None:
-            code = self.removed.get(sequence)
-            if code:
-                self.add_finding("duplicate", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
+            if end_code:
+                self.add_finding("duplicate", event, at, sequence, consumer, detail=END_REASONS[EventCode(end_code)])
                 self.update_idle_time(event, at)
                 return
             message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, state=DOUBTFUL, has_known_attempts=False)
@@ -367,9 +382,9 @@ class QueueAudit:
             if not holder.is_free:
                 self.update_is_free(holder)
 
-    def on_started(self, event: int, at: int, sequence: int, consumer: int) -> None:
+    def on_started(self, event: int, at: int, sequence: int, consumer: int, end_code: int = 0) -> None:
         """Record that the client has started a message. A message acknowledged or nacked inside a transaction counts as
-        started, too."""
+        started, too. `end_code` is the code of the event by which the message had ended before, or 0."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
             if message.is_started:
@@ -386,11 +401,9 @@ class QueueAudit:
         elif self.knows_consumers and consumer not in self.consumers:
             self.add_finding("stale", event, at, sequence, consumer, detail="started by a consumer that had ended")
         elif message is None:
-            code = self.removed.get(sequence)
-            if code:
-                self.add_finding(
-                    "stale", event, at, sequence, consumer, detail=f"started although {END_REASONS[EventCode(code)]}"
-                )
+            if end_code:
+                detail = f"started although {END_REASONS[EventCode(end_code)]}"
+                self.add_finding("stale", event, at, sequence, consumer, detail=detail)
         elif message.state is HELD or message.state is WAITING or message.state is DELAYED:
             self.add_finding("stale", event, at, message, consumer, detail="started although it did not hold it")
 
@@ -413,15 +426,17 @@ class QueueAudit:
         message.attempts = attempts
         message.has_known_attempts = True
 
-    def end_message(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
-        """Record the end of a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, HANDLED, MOVED or REMOVED. `has_cause`
-        says whether a dead letter or handled message has a cause."""
+    def end_message(
+        self, event: int, at: int, sequence: int, code: EventCode, end_code: int = 0, *, has_cause: bool = False
+    ) -> None:
+        """Record the end of a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, HANDLED, MOVED or REMOVED. `end_code` is
+        the code of the event by which the message had ended before, or 0. `has_cause` says whether a dead letter or
+        handled message has a cause."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
-            self.end_after_queue_ended(event, at, sequence, code)
+            self.end_after_queue_ended(event, at, sequence, code, end_code)
             return
-        self.removed.add(sequence, code)
         if code in (EventCode.DEAD_LETTERED, EventCode.HANDLED) and message.has_cause and not has_cause:
             self.add_finding("lost-failure", event, at, message, detail="a consumer had named a cause")
         if message.state is HELD:
@@ -443,14 +458,11 @@ class QueueAudit:
             self.finished.append(message)
         self.update_idle_time(event, at)
 
-    def on_reported(self, event: int, at: int, sequence: int) -> None:
+    def on_reported(self, event: int, at: int, sequence: int, end_code: int = 0) -> None:
         """Record that the dead letter of a message has sent a report (C11.7). A dead letter sends one report; a message
-        that ends in another way sends none."""
-        code = self.removed.get(sequence)
-        if code == EventCode.DEAD_LETTERED:
-            self.removed.add(sequence, EventCode.REPORTED)
-        elif code or self.is_certain(sequence):
-            detail = "twice" if code == EventCode.REPORTED else "although it is no dead letter"
+        that ends in another way sends none. `end_code` is DEAD_LETTERED, or 0 if the end is not known."""
+        if end_code != EventCode.DEAD_LETTERED and (end_code or self.is_certain(sequence)):
+            detail = "twice" if end_code == EventCode.REPORTED else "although it is no dead letter"
             self.add_finding("duplicate", event, at, sequence, detail=f"reported {detail}")
 
     def is_certain(self, sequence: int) -> bool:
@@ -458,14 +470,13 @@ class QueueAudit:
         message = self.messages.get(sequence)
         return message is not None and message.state in (WAITING, HELD, DELAYED)
 
-    def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
+    def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode, end_code: int) -> None:
         """Record the end of a message that the queue does not have: its durable subscription has ended, or the message
         was never known."""
-        if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
+        if code != EventCode.EXPIRED and end_code == EventCode.ENDED:
             self.add_finding(
                 "duplicate", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
             )
-        self.removed.add(sequence, code)
         message = self.expiring.pop(sequence, None)
         if message is not None:
             self.finish_message(message, at, END_REASONS[code])
@@ -475,7 +486,6 @@ class QueueAudit:
         subscription of the same name, except that messages of the old one expire."""
         self.end_idle_time(at)
         for message in self.messages.values():
-            self.removed.add(message.sequence, EventCode.ENDED)
             if message.state is HELD:
                 self.end_hold(message)
             if message.state in (WAITING, HELD, DELAYED):
@@ -534,7 +544,7 @@ class QueueAudit:
         self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
         """Add a consumer. `priority` is its consumer priority, given only if it is exclusive."""
-        subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
+        subscriber = self.consumers[consumer] = AuditedConsumer(window, flags, event)
         if flags & ConsumerFlags.PULLS and window != SELECTOR_WINDOW:
             # A consumer with a selector may be a wildcard consumer, whose requests may not be in this history.
             subscriber.requested = 0
@@ -590,10 +600,15 @@ class QueueAudit:
             self.end_idle_time(at)
 
     def end_idle_time(self, at: int) -> None:
-        message, self.idle_message = self.idle_message, None
-        if message is not None and at - self.idle_since > self.stuck_limit:
-            finding = self.add_finding("stuck", self.idle_event, self.idle_since, message)
-            finding.count, finding.duration = self.waiting, at - self.idle_since
+        message = self.idle_message
+        if message is CARRIED:
+            self.carried_end = at, self.waiting
+        elif message is not None and at - self.idle_since > self.stuck_limit:
+            self.findings.append(self._idle_time(message).finding(at, self.waiting))
+        self.idle_message = None
+
+    def _idle_time(self, message: AuditedMessage) -> IdleTime:
+        return IdleTime(self.idle_event, self.idle_since, message.sequence, message.priority, message.is_persistent)
 
     def on_drained(self, event: int, at: int) -> None:
         if not self.waiting:
@@ -673,7 +688,6 @@ class QueueAudit:
                 uncertain += 1
             elif not message.is_persistent and not self.start_flags & StartFlag.CLEAN:
                 del messages[message.sequence]
-                self.removed.add(message.sequence, EventCode.RUN_STARTED)
                 self.finish_message(message, at, END_REASONS[EventCode.RUN_STARTED])
             elif message.state is UNCERTAIN or message.visible_event > event:
                 message.state = UNCERTAIN
@@ -723,7 +737,7 @@ class QueueAudit:
             self.finish_message(message, at, "held" if message.state is HELD else STILL_WAITING)
         for message in self.expiring.values():
             self.finish_message(message, at, END_REASONS[EventCode.ENDED])
-        self.depth_points.append((event, at, self.waiting, self.held))
+        self.depth_points.append((0, event, at, self.waiting, self.held))
 
     def finish_message(self, message: AuditedMessage, at: int, end_reason: str) -> None:
         if message.priority >= 0:
@@ -733,9 +747,136 @@ class QueueAudit:
             self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
-        """Record the numbers of waiting and held messages. The caller calls this only if `tick & mask` is 0. `mask`
-        grows with the number of depths, so that at most POINTS_MAX are kept, at regular distances."""
-        self.depth_points.append((event, at, self.waiting, self.held))
-        if len(self.depth_points) > POINTS_MAX:
-            del self.depth_points[::2]
-            self.mask = self.mask * 2 + 1
+        """Record the numbers of waiting and held messages. The caller calls this only if `tick & mask` is 0."""
+        self.depth_points.append((self.tick, event, at, self.waiting, self.held))
+        mask = depth_mask(self.tick)
+        if mask != self.mask:
+            self.mask = mask
+            self.depth_points = [point for point in self.depth_points if not point[0] & mask]
+
+    # ---- Cuts ----
+
+    def save(self, event: int) -> QueueCut:
+        """Return the state before `event`, from which `begin` makes the same audit again. The findings, ended messages
+        and depths of this section are no part of it."""
+        self.become_visible(event - 1)
+        queue = QueueRow(
+            *(self.arrivals, self.first_dispatches, self.tick, self.knows_consumers, self.knows_exclusive),
+            is_paused=self.is_paused,
+        )
+        if self.expected is not None:
+            queue.expected, queue.start_flags, queue.start_event = self.expected, self.start_flags, self.start_event
+        messages = [self._message_row(each) for each in self.messages.values()]
+        messages += [self._message_row(each, is_expiring=True) for each in self.expiring.values()]
+        messages.sort(key=attrgetter("sequence"))
+        return QueueCut(event, queue, self._consumer_rows(), messages, self.edges.begun)
+
+    @property
+    def edges(self) -> IdleEdges:
+        """Idle times at the edges of the section that ends here."""
+        message = self.idle_message
+        is_carried = message is CARRIED
+        begun = None if message is None or is_carried else self._idle_time(message)
+        return IdleEdges(self.carried_end, is_carried, begun)
+
+    def _message_row(self, message: AuditedMessage, *, is_expiring: bool = False) -> MessageRow:
+        row = MessageRow(*_common_fields(message))
+        row.is_blocking, row.is_expiring = message.sequence in self.blocking, is_expiring
+        if message.state is HELD:
+            row.dispatched_at, row.is_started = message.dispatched_at, message.is_started
+            if message.receiver is not None:
+                row.subscription = message.receiver.since
+        return row
+
+    def _consumer_rows(self) -> list[ConsumerRow]:
+        known = {consumer.since: (number, consumer) for number, consumer in self.consumers.items()}
+        for message in self.messages.values():
+            holder = message.receiver
+            if message.state is HELD and holder is not None:
+                known[holder.since] = message.consumer, holder
+        return [_consumer_row(*known[since]) for since in sorted(known)]
+
+    @classmethod
+    def begin(cls, cut: QueueCut, stuck_limit: int) -> QueueAudit:
+        """Return the audit of the section that begins at a cut. If an idle time lasts there that `cut` does not have,
+        its end is in `edges`, and not judged."""
+        self = cls(stuck_limit)
+        row = cut.queue
+        self.arrivals, self.first_dispatches, self.tick = row.arrivals, row.first_dispatches, row.ticks
+        self.mask = depth_mask(self.tick)
+        self.knows_consumers, self.knows_exclusive = row.knows_consumers, row.knows_exclusive
+        self.is_paused = row.is_paused
+        self.expected, self.start_flags, self.start_event = row.expected, row.start_flags, row.start_event
+        holders = {}
+        for each in cut.consumers:
+            holders[each.since] = consumer = _consumer(each)
+            if not each.has_ended:
+                self.consumers[each.number] = consumer
+        for message in cut.messages:
+            self._restore_message(message, holders.get(message.subscription), cut.event)
+        self.choose_owner()
+        self._restore_idle_time(cut)
+        return self
+
+    def _restore_message(self, row: MessageRow, holder: AuditedConsumer | None, event: int) -> None:
+        message = AuditedMessage(*_common_fields(row)[:6])
+        for name in COMMON_FIELDS[6:]:
+            setattr(message, name, getattr(row, name))
+        if row.is_expiring:
+            self.expiring[row.sequence] = message
+            return
+        self.messages[row.sequence] = message
+        is_committing = row.visible_event >= event
+        if message.state is HELD:
+            message.receiver, message.is_started, message.dispatched_at = holder, row.is_started, row.dispatched_at
+            self._restore_hold(message)
+        elif message.state is DELAYED:
+            key = (9 - row.priority, row.sequence)
+            if row.group:
+                self.group_blocking.setdefault(row.group, {})[row.sequence] = key
+            elif row.is_blocking:
+                self.blocking[row.sequence] = key
+        elif message.state is WAITING:
+            self.add_waiting(message)
+            self.waiting += not is_committing
+            if is_committing and row.visible_event != NEVER:
+                heappush(self.committing, (row.visible_event, row.sequence))
+        if is_committing and (message.state is DOUBTFUL or (message.state is WAITING and row.group)):
+            heappush(self.unlisted_committing[row.priority], row.sequence)
+
+    def _restore_hold(self, message: AuditedMessage) -> None:
+        self.held += 1
+        if message.receiver is not None:
+            message.receiver.held += 1
+            message.receiver.unstarted += not message.is_started
+
+    def _restore_idle_time(self, cut: QueueCut) -> None:
+        if not (self.free_consumers and self.waiting and self.true_next(cut.event - 1)):
+            return
+        idle = cut.idle
+        if idle is None:
+            self.idle_message = CARRIED
+        else:
+            self.idle_message = AuditedMessage(idle.sequence, idle.priority, idle.is_persistent, 0, 0)
+            self.idle_event, self.idle_since = idle.event, idle.at
+
+
+_common_fields = attrgetter(*COMMON_FIELDS)
+
+
+def _consumer_row(number: int, consumer: AuditedConsumer) -> ConsumerRow:
+    return ConsumerRow(
+        *(number, consumer.since, consumer.window, consumer.flags),
+        priority=-consumer.rank[0] if consumer.rank is not None else 0,
+        requested=consumer.requested,
+        limit=consumer.limit,
+        has_ended=consumer.has_ended,
+    )
+
+
+def _consumer(row: ConsumerRow) -> AuditedConsumer:
+    flags = ConsumerFlags(row.flags)
+    consumer = AuditedConsumer(row.window, flags, row.since, row.requested, row.limit, has_ended=row.has_ended)
+    if row.flags & ConsumerFlags.EXCLUSIVE:
+        consumer.rank = (-row.priority, row.number)
+    return consumer

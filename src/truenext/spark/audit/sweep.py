@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from truenext.spark.audit.model import AuditedMessage, ConsumerFlags, EventCode, Finding, RemovedMessages
+from truenext.spark.audit.model import AuditedMessage, ConsumerFlags, EventCode, Finding
 from truenext.spark.audit.queue_audit import QueueAudit
 
 SWEEP_SCHEMA = pa.schema(
@@ -54,29 +54,28 @@ def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterat
 
 
 def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
-    removed = RemovedMessages()
     accounts: dict[str, QueueAudit] = {}
     for batch in batches:
         names = batch.column(0).dictionary_encode()
         batch_accounts = []
         for name in names.dictionary.to_pylist():
             if name not in accounts:
-                accounts[name] = QueueAudit(removed, stuck_limit)
+                accounts[name] = QueueAudit(stuck_limit)
             batch_accounts.append(accounts[name])
         indices = names.indices.to_numpy(zero_copy_only=False).tolist()
         rest = [column.to_numpy(zero_copy_only=False).tolist() for column in batch.columns[1:]]
-        _process([batch_accounts[index] for index in indices], rest)
+        process([batch_accounts[index] for index in indices], rest)
         for name in names.dictionary.to_pylist():
             if len(accounts[name].finished) + len(accounts[name].findings) > FLUSH_ROWS:
                 yield from _flush(name, accounts[name])
     for name, account in accounts.items():
         yield from _flush(name, account)
         names = ("event", "at", "waiting", "held")
-        points = {column: [point[at] for point in account.depth_points] for at, column in enumerate(names)}
+        points = {column: [point[at] for point in account.depth_points] for at, column in enumerate(names, 1)}
         yield from _table("depth", name, len(account.depth_points), points)
 
 
-def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
+def process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
     """Pass events to the audits. There is one call for each event, and no lookup by kind, because most of an audit's
     time is spent here."""
     accepted, dispatched, acknowledged = map(int, (EventCode.ACCEPTED, EventCode.DISPATCHED, EventCode.ACKNOWLEDGED))
@@ -93,11 +92,11 @@ def _process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
             message = AuditedMessage(sequence, number, persistent, visible_event, visible_at, detail_code)
             account.on_accepted(event, at, message)
         elif code == dispatched:
-            account.on_dispatched(event, at, sequence, consumer)
+            account.on_dispatched(event, at, sequence, consumer, number)
         elif code == acknowledged:
-            account.end_message(event, at, sequence, EventCode.ACKNOWLEDGED)
+            account.end_message(event, at, sequence, EventCode.ACKNOWLEDGED, number)
         elif code == started:
-            account.on_started(event, at, sequence, consumer)
+            account.on_started(event, at, sequence, consumer, number)
         elif code == returned:
             account.on_returned(event, at, sequence, number, detail_code)
         else:
@@ -113,9 +112,9 @@ def _process_rare(account: QueueAudit, rare: tuple[int, ...]) -> None:
     event, at, code, sequence, consumer, number, visible_at, detail_code = rare
     match code:
         case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.HANDLED | EventCode.MOVED | EventCode.REMOVED:
-            account.end_message(event, at, sequence, EventCode(code), has_cause=bool(detail_code))
+            account.end_message(event, at, sequence, EventCode(code), number, has_cause=bool(detail_code))
         case EventCode.REPORTED:
-            account.on_reported(event, at, sequence)
+            account.on_reported(event, at, sequence, number)
         case EventCode.PAUSED | EventCode.RESUMED:
             account.on_paused(event, at, is_paused=code == EventCode.PAUSED)
         case EventCode.SUBSCRIBED:
@@ -147,7 +146,7 @@ def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
     of_rows: tuple[tuple[str, dict[str, str], list[Any]], ...] = (
-        ("message", _MESSAGE, finished),
+        ("message", MESSAGE_COLUMNS, finished),
         ("finding", _FINDING, findings),
     )
     for row, attributes, things in of_rows:
@@ -157,7 +156,7 @@ def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
             yield from _table(row, queue, len(some), columns)
 
 
-_MESSAGE = {
+MESSAGE_COLUMNS = {
     "kind": "end_reason",
     "wait": "wait",
     "hold": "hold",
@@ -169,6 +168,7 @@ _MESSAGE = {
     "deliveries": "deliveries",
     "attempts": "attempts",
 }
+"""Attribute of AuditedMessage in each column of a row `message`."""
 _FINDING = {name: name for name in Finding.__struct_fields__}
 
 

@@ -21,22 +21,14 @@ from truenext.spark.audit.model import (
     EventCode,
     ReturnReason,
     StartFlag,
+    TimelineRow,
 )
 
-COLUMNS = (
-    "queue",
-    "event",
-    "at",
-    "code",
-    "sequence",
-    "consumer",
-    "number",
-    "persistent",
-    "visible_event",
-    "visible_at",
-    "detail_code",
-)
-_UNRECORDED = {EventCode.DELAYED, EventCode.BLOCKING, EventCode.RUN_STARTED, EventCode.GAP, EventCode.FINISHED}
+COLUMNS = ("queue", *TimelineRow._fields)
+_UNRECORDED = {
+    *(EventCode.DELAYED, EventCode.BLOCKING, EventCode.RUN_STARTED),
+    *(EventCode.GAP, EventCode.FINISHED, EventCode.NOT_RECOVERED),
+}
 """Codes that do not correspond to one kind of event."""
 CODES = {code.name.lower().replace("_", "-"): code for code in EventCode if code not in _UNRECORDED}
 FLAGS = {
@@ -51,8 +43,11 @@ RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTE
 """ReturnReason for each first word of a return's reason."""
 
 
-def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
-    """Return the events of all queues. Runs and gaps are rows, too. The columns are `COLUMNS`, without nulls.
+def timeline(
+    events: DataFrame, runs: DataFrame, marks: DataFrame, commits: DataFrame, after_ends: DataFrame | None
+) -> DataFrame:
+    """Return the events of all queues, and the `marks` for each queue. The columns are `COLUMNS`, without nulls.
+    `after_ends` has the events of messages after their end (after_end.py).
 
     Times are in microseconds. All rows of a queue are in one partition, and each partition is sorted by `event`. Three
     columns depend on the kind:
@@ -68,13 +63,20 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
         handled        0                                   HAS_CAUSE                             of the message
         start          StartFlag
         others         0                                   0                                     of the message
+
+    For `dispatched`, `started`, `reported` and the kinds that end a message, `number` is the code of the event by which
+    the message had ended before, or 0.
     """
     own = events.where("queue is not null")
-    marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
+    if after_ends is not None:
+        own = own.join(F.broadcast(after_ends), "event", "left")
+    else:
+        own = own.withColumn("end_code", F.lit(None).cast("bigint"))
+    of_queues = marks.crossJoin(F.broadcast(own.select("queue").distinct()))
     return (
         own.transform(_with_visibility, events, runs, commits)
         .select(*COLUMNS)
-        .unionByName(marks.select(*COLUMNS))
+        .unionByName(of_queues.select(*COLUMNS))
         .repartition(_partitions(events), "queue")
         # Without the queue: sorting one number is several times faster, and the sweep separates the queues.
         .sortWithinPartitions("event")
@@ -87,31 +89,63 @@ def _partitions(events: DataFrame) -> int:
     return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
 
 
+BATCH_BITS = 12
+"""Commits are found in ranges of 4,096 batches: the more batches a history has, the more tasks."""
+
+
 def commits(events: DataFrame) -> DataFrame:
-    """Return for each batch the first event that says that the batch is durable: `run`, `batch`, `visible_event`,
-    `visible_at`."""
-    earlier = Window.partitionBy("run").orderBy("event").rowsBetween(Window.unboundedPreceding, -1)
+    """Return the events `committed`: `run`, `batch`, `range` and the struct `commit` of `event` and `at`."""
+    commit = F.struct("event", F.unix_micros("at").alias("at"))
+    return events.where("kind = 'committed'").select("run", "batch", _range().alias("range"), commit.alias("commit"))
+
+
+def _range() -> Column:
+    return F.shiftright("batch", BATCH_BITS)
+
+
+def later_commits(commits: DataFrame) -> DataFrame:
+    """Return for each range of batches, of which a later range has a commit, the first such commit: `run`, `range`,
+    `later`."""
+    order = Window.partitionBy("run").orderBy("range")
+    to_end = order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
     return (
-        events.where("kind = 'committed'")
-        .withColumn("after", F.coalesce(F.max("batch").over(earlier), F.lit(0)))
-        .where("batch > after")
+        commits.groupBy("run", "range")
+        .agg(F.min("commit").alias("commit"))
         .select(
             "run",
-            F.explode(F.sequence(F.col("after") + 1, F.col("batch"))).alias("batch"),
-            F.col("event").alias("visible_event"),
-            F.unix_micros("at").alias("visible_at"),
+            F.coalesce(F.lag("range").over(order), F.lit(0)).alias("first"),
+            (F.col("range") - 1).alias("last"),
+            F.min("commit").over(to_end).alias("later"),
         )
+        .where("first <= last")
+        .select("run", F.explode(F.sequence("first", "last")).alias("range"), "later")
+    )
+
+
+def with_commits(accepted: DataFrame, commits: DataFrame) -> DataFrame:
+    """Add to messages accepted in a batch the struct `commit` of the first event that says that the batch is durable.
+    Null if the history has none."""
+    from_batch_on = Window.partitionBy("run", "range").orderBy(F.col("batch").desc())
+    ranged = accepted.withColumn("range", _range())
+    return (
+        ranged.unionByName(commits, allowMissingColumns=True)
+        .withColumn("commit", F.min("commit").over(from_batch_on))
+        .where("kind = 'accepted'")
+        .join(F.broadcast(later_commits(commits)), ["run", "range"], "left")
+        .withColumn("commit", F.least("commit", "later"))
+        .drop("range", "later")
     )
 
 
 def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
-    """Add to each message the event that made it visible. There are few batches compared with messages, so batches are
-    broadcast."""
-    in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
+    """Add to each message the event that made it visible."""
+    in_batch = F.col("kind").eqNullSafe("accepted") & (F.coalesce("batch", F.lit(0)) > 0)
     joined = (
-        own.withColumn("batch", F.when(in_batch, F.col("batch")))
-        .join(F.broadcast(commits), ["run", "batch"], "left")
+        own.where(in_batch)
+        .transform(with_commits, commits)
+        .unionByName(own.where(~in_batch).withColumn("batch", F.lit(None).cast("bigint")), allowMissingColumns=True)
         .join(F.broadcast(proven(events, runs, commits)), "sequence", "left")
+        .withColumns({"visible_event": F.col("commit.event"), "visible_at": F.col("commit.at")})
     )
     is_at_once = (F.col("kind") == "accepted") & F.col("batch").isNull()
     at = F.unix_micros("at")
@@ -122,7 +156,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .when(is_subscribed & F.col("mode").contains(PULLING), F.lit(UNLIMITED))
         .when(is_subscribed | (F.col("kind") == "window"), F.coalesce("window", F.lit(AUTO_WINDOW)))
         .when(F.col("kind") == "returned", F.col("attempts"))
-        .otherwise(F.col("count"))
+        .otherwise(F.coalesce("count", "end_code"))
     )
     has_cause = F.when(F.col("cause").isNull(), F.lit(0)).otherwise(F.lit(HAS_CAUSE))
     detail_code: Column = (
@@ -203,7 +237,7 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
+def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
     # With the history complete from its first event on, no queue can have an unknown message.
@@ -239,8 +273,8 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         F.max_by("last_at", "last_event").alias("at"),
         F.lit(int(EventCode.FINISHED)).alias("code"),
     )
-    marks = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), (starts, missing, end))
-    return marks.select(
+    rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), (starts, missing, end))
+    return rows.select(
         *(F.coalesce(name, F.lit(0)).cast("bigint").alias(name) for name in ("event", "at", "number", "visible_at")),
         F.col("code").cast("tinyint").alias("code"),
         *(F.lit(value).cast("boolean" if value is False else "bigint").alias(name) for name, value in nothing.items()),
