@@ -539,6 +539,20 @@ def test_space_of_messages_that_are_gone_is_free_again_while_older_ones_wait(
     disk.store.close()
 
 
+def test_segments_that_a_backup_keeps_are_not_moved_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SmallDisk(tmp_path, monkeypatch, 9_000_000)
+    disk.put(1)
+    gone = disk.fill()
+    segments = disk.segments
+    disk.store._journal.hold(segments[0], segments[-1])
+    disk.remove(gone)
+    time.sleep(0.2)
+    assert disk.segments[0] == segments[0] and disk.store._checkpoint.counts() == {}
+    disk.store._journal.release()
+    until(lambda: disk.level is DiskLevel.PLENTY)
+    disk.store.close()
+
+
 def test_segments_whose_messages_wait_stay_while_space_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

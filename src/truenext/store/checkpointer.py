@@ -206,7 +206,13 @@ class Checkpointer:
 
     def _frees_space(self, segments: list[int]) -> bool:
         """Return whether the checkpoint of these segments takes no more space than it frees, and has room for the first
-        one. A single message in the first segment keeps all later ones, although their messages may be gone."""
+        one. A single message in the first segment keeps all later ones, although their messages may be gone.
+
+        Raises: lmdb.Error, OSError if the space cannot be measured
+        """
+        if self._disk_space.has_backup:
+            # The backup keeps the segments until it ends.
+            return False
         if COPY_FACTOR * self._overlay.live_bytes(segments) > self._journal.size_of(segments):
             return False
         return COPY_FACTOR * self._overlay.live_bytes(segments[:1]) <= self._disk_space.room_for_checkpoint()

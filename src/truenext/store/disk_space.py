@@ -140,10 +140,21 @@ class DiskSpace:
         """Return the bytes that would be free without messages, beyond those that the level PLENTY needs then. The
         checkpoint's file has its size. `free` bytes are free."""
         journal, segment = self._journal, self._checkpoint.segment_bytes
-        ballast = self._ballast.stat().st_size if self._ballast.exists() else 0
+        ballast = self._ballast_size()
         reserves = round(LITTLE_RESERVES * (1 + HYSTERESIS) * _reserve(segment, segment))
         files = (1 + SPARES_MAX + BALLAST_SEGMENTS) * segment
         return free + journal.size + journal.spare_size + ballast - files - reserves
+
+    def _ballast_size(self) -> int:
+        try:
+            return self._ballast.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether a backup still reads the store, or writes on the disk of the data folder."""
+        return self.backup_here > 0 or self._journal.is_held
 
     def has_space_for_backup(self, size: int) -> bool:
         """Return whether a backup may write `size` bytes on the disk of the data folder, without a level above LITTLE

@@ -420,6 +420,12 @@ class Journal:
                 os.close(self._held.popitem()[1])
 
     @property
+    def is_held(self) -> bool:
+        """Whether segments are kept for a backup."""
+        with self._spares_lock:
+            return bool(self._held)
+
+    @property
     def held_size(self) -> int:
         """Bytes of the segments that only a backup needs."""
         with self._spares_lock:
