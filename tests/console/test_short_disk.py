@@ -1,4 +1,4 @@
-"""Tests of what the first page tells an operator to look at."""
+"""Tests of where the first page leads an operator whose broker is short of disk space."""
 
 import pytest
 
