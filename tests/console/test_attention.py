@@ -1,4 +1,4 @@
-"""Tests of where the first page leads an operator whose broker is short of disk space."""
+"""Tests of what the first page tells an operator to look at."""
 
 import pytest
 
