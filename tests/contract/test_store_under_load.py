@@ -473,8 +473,17 @@ class SmallDisk:
 
     segment_bytes = 1 << 18
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> None:
-        self._path, self._options = path, options
+    def __init__(
+        self,
+        path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        size: int,
+        *,
+        limit: int | None = None,
+        rows: LogRows | None = None,
+    ) -> None:
+        """`rows` are those of a log, of which the folder is a copy; None for none."""
+        self._path, self._limit, self._rows = path, limit, rows
         self._last = 0
         monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
         monkeypatch.setattr(folder, "free_bytes", lambda _: max(0, size - used_bytes(path)))
@@ -482,7 +491,8 @@ class SmallDisk:
 
     def open(self) -> None:
         self._batches = count(1)
-        self.store = EmbeddedStore(self._path, segment_bytes=self.segment_bytes, **self._options)
+        log = None if self._rows is None else FakeLog(self._rows)
+        self.store = EmbeddedStore(self._path, segment_bytes=self.segment_bytes, disk_limit=self._limit, log=log)
         self.store.recover()
 
     @property
@@ -519,23 +529,27 @@ class SmallDisk:
 
 @pytest.mark.parametrize("limit", [None, 2_500_000], ids=["disk", "limit"])
 @pytest.mark.parametrize("old", [[1], [10_000] * 28], ids=["one small message", "more than a segment"])
-@one_of("log", [lambda: None, lambda: FakeLog(LogRows())], ids=["no log", "log"])
+@one_of("has_log", [False, True], ids=["no log", "log"])
 def test_space_of_messages_that_are_gone_is_free_again_while_older_ones_wait(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     limit: int | None,
     old: list[int],
-    log: Callable[[], FakeLog | None],
+    has_log: bool,
 ) -> None:
     # C24.19
-    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30 if limit else 9_000_000, disk_limit=limit, log=log())
+    rows = LogRows() if has_log else None
+    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30 if limit else 9_000_000, limit=limit, rows=rows)
     waiting = [one for size in old for one in disk.put(1, size)]
     gone = disk.fill()
     assert len(disk.segments) > 3
     disk.remove(gone)
     until(lambda: disk.level is DiskLevel.PLENTY)
-    assert disk.store.read_page(LANE, 0, 100).messages == disk.store.read_messages(waiting).messages
-    assert sequences(disk.store) == list(map(sequence_of, waiting))
+    for _ in range(2):
+        assert disk.store.read_page(LANE, 0, 100).messages == disk.store.read_messages(waiting).messages
+        assert sequences(disk.store) == list(map(sequence_of, waiting))
+        disk.store.close()
+        disk.open()
     disk.store.close()
 
 
@@ -556,7 +570,7 @@ def test_segments_that_a_backup_keeps_are_not_moved_early(tmp_path: Path, monkey
 def test_segments_whose_messages_wait_stay_while_space_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30, disk_limit=2_500_000)
+    disk = SmallDisk(tmp_path, monkeypatch, 1 << 30, limit=2_500_000)
     waiting = disk.fill()
     before = disk.segments
     for _ in range(20):
