@@ -39,6 +39,10 @@ OLD_COUNT = 300
 SLOW_S = 1.1
 """Duration of a stop after which the broker checks the append that was in progress."""
 
+LATE_MS = 30_000
+"""Time after which brokers are silent, roughly: later than any stop, so that nothing but the fence keeps them from
+confirming."""
+
 HELD, UNREAD, ANY = "held", "unread", "any"
 MOMENTS = [HELD, UNREAD, ANY]
 """Moments at which the broker is stopped: in an append that PostgreSQL executes before the takeover, in an append that
@@ -204,7 +208,10 @@ def fence_and_judge(server: PostgresServer, folder: Path, seed: int, count: int,
     chance = random.Random(seed)
     schema = f"fences_{fault}"[:63]
     make_schema(server, schema)
-    brokers = [LogBroker(folder / f"broker {n}", server, schema, ["--take-over"], fault=fault) for n in range(2)]
+    brokers = [
+        LogBroker(folder / f"broker {n}", server, schema, ["--take-over"], failover_after_ms=LATE_MS, fault=fault)
+        for n in range(2)
+    ]
     counts: Counter[str] = Counter()
     try:
         active, heir = brokers

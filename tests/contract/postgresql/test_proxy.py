@@ -56,6 +56,7 @@ RANDOM: Final = Random(os.environ.get("TRUENEXT_DRAW"))
 SILENCE_S: Final = 0.3
 """Silence after which a connection counts as lost. By itself that takes 2 seconds."""
 FREEZE_S: Final = 1.0
+START_S: Final = 20.0
 FAILOVER_AFTER_S: Final = 2.0
 
 
@@ -115,15 +116,20 @@ class Script:
         return EmbeddedStore(self._folder / name, segment_bytes=1 << 20, log=log)
 
     def _start(self, name: str, kind: type[PostgresqlLog] = QuietLog, *, take_over: bool = True) -> EmbeddedStore:
-        try:
-            store = self.open(name, kind, take_over=take_over)
-        except StoreError as error:
-            # A broker that cannot read its log does not start; its operator starts it again.
-            assert type(error) is StoreError
-            store = self.open(name, kind, take_over=take_over)
+        store = self._open_at_last(name, kind, take_over=take_over)
         self._stores.append(store)
         store.recover()
         return store
+
+    def _open_at_last(self, name: str, kind: type[PostgresqlLog], *, take_over: bool) -> EmbeddedStore:
+        """Open a store. A broker that cannot read its log does not start; its unit starts it again, more than once if
+        a busy machine is silent for SILENCE_S."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return self.open(name, kind, take_over=take_over)
+            except StoreError as error:
+                assert type(error) is StoreError and time.monotonic() < deadline, error
 
     def _append(self, store: EmbeddedStore) -> None:
         self._batches += 1
