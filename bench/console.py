@@ -88,7 +88,7 @@ class _Console(Broker):
 
 
 class _Browser:
-    """Client of the console that keeps its connection and its cookie."""
+    """Client of the console that keeps its cookie, and its connection while it loads a page."""
 
     def __init__(self, port: int, key: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
@@ -109,6 +109,8 @@ class _Browser:
 
     def watch(self, path: str, seconds: float) -> None:
         """Read the changes of a page for so long."""
+        # The console closes a connection without requests after 5 s: the next page opens it again.
+        self._connection.close()
         stream = http.client.HTTPConnection("127.0.0.1", self._connection.port, timeout=seconds)
         stream.request("GET", path, headers={**self._headers, "Accept": "text/event-stream"})
         until = time.monotonic() + seconds
