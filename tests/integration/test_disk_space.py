@@ -17,6 +17,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
+from truenext.client.core import send_buffer
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S, UNCONFIRMED_MESSAGES_MAX
 from truenext.model.disk_level import DiskLevel
 
@@ -249,8 +250,9 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
 ) -> None:
     (tmp_path / "numbers").write_text("1\n2\n3\n")
     monkeypatch.chdir(tmp_path)
-    # Between two tries, in the pause of a client that was refused.
-    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 2.5 * NO_SPACE_RETRY_S)
+    # Between two tries, in the pause of a client that was refused; a busy machine takes its time for a try.
+    monkeypatch.setattr(send_buffer, "NO_SPACE_RETRY_S", 1.0)
+    monkeypatch.setattr(messages, "SEND_TIMEOUT_S", 1.6)
     held_broker.set_disk_level(DiskLevel.LITTLE)
     url = f"stomp://127.0.0.1:{held_broker.port}"
     done = CliRunner().invoke(main, ["send", queue, *words, "--url", url])

@@ -1344,7 +1344,7 @@ def state_of(root: UserClient) -> object:
     queues = {queue["name"]: queue for queue in root.ask("queues") if root.prefix in queue["name"]}
     for queue in queues.values():
         # These change with the time.
-        for name in ("oldest_s", "rate"):
+        for name in ("oldest_s", "held_s", "rate"):
             queue.pop(name, None)
     answers = root.ask_all("scheduled", {"queue": ""})
     return queues, [send for answer in answers for send in answer["sends"] if root.prefix in send["to"]]

@@ -116,11 +116,13 @@ def test_consumers_are_listed_with_window_held_messages_and_last_acknowledgement
         "automatic": False,
         "suspended": False,
         "held": rows["own"]["held"],
+        "held_s": rows["own"]["held_s"],
         "last_acknowledgement_s": None,
     }
     assert rows["pattern"]["destination"] == "/queue/orders.*"
     assert (rows["pattern"]["automatic"], rows["pattern"]["user"]) == (True, "till")
     assert rows["own"]["held"] + rows["pattern"]["held"] == 3
+    assert 0 <= rows["own"]["held_s"] < 60 and 0 <= rows["pattern"]["held_s"] < 60
     shop.ack(messages[0], confirmed=True)
     till.release("pattern", suspend=True, confirmed=True)
     rows = named(boss.ask("consumers", NEW))

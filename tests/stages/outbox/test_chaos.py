@@ -111,7 +111,7 @@ def test_exactly_once_survives_random_deaths_of_processes_broker_and_database(
             chaos.one(engine)
         web.stop()
         until = time.monotonic() + PATIENCE_S
-        while not is_over(broker, engine):
+        while not (is_over(broker, engine) and rows(engine, "ordered").keys() == reported(broker).keys()):
             assert time.monotonic() < until, state(broker, engine)
             time.sleep(0.2)
         chaos.stop()
