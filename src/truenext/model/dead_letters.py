@@ -24,9 +24,9 @@ from truenext.model.limits import CAUSE_LINE_LENGTH_MAX, DEAD_LETTER_GROUPS_MAX,
 from truenext.model.message import SentMessage
 
 _FROM_DIGIT = re.compile("[0-9][A-Za-z0-9_-]*")
+"""End of a word from its first digit on. The word is a number, an id, a UUID, or a part of a time or of an address."""
 _UNTIL_DIGIT = string.ascii_letters + "_-"
-"""End of a word from its first digit on, and the characters before that: of a number, an id, a UUID, a hexadecimal
-number, a part of a time or of an address."""
+"""Characters of such a word before its first digit."""
 
 _FIRST_LINE = re.compile(rf"(?:\s+|\\[rn])*((?:[^\\]|\\[^n]){{,{CAUSE_LINE_LENGTH_MAX}}})")
 """Beginning of the first line in an escaped cause, which may be very long: characters behind blanks and line ends."""
