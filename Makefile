@@ -14,8 +14,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Five processes more than there are processors, because most tests wait most of their time; Spark takes all of them by itself.
-ON_ALL_CORES := -p tests.forked_workers --workers $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 5)))
-ON_TWO_CORES := -p tests.forked_workers --workers 2
+PROCESSES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 5)))
+ON_ALL_CORES := $(PROCESSES) --dist worksteal
+# File by file in the order of the command, so that the tests of folders named last run last.
+IN_ORDER := $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
@@ -115,12 +117,14 @@ test-core: .venv-core/test
 	.venv-core/bin/truenext --version
 	.venv-core/bin/ruff format --check .
 	.venv-core/bin/ruff check .
-	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) $(CORE_TESTS)
+	@echo 'compiling the tests, so that not every process of the next step does'
+	@.venv-core/bin/python -m pytest --collect-only -qq $(CORE_TESTS) >/dev/null || true
+	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(IN_ORDER) $(CORE_TESTS)
 
 # What the first run tests with the codec in C, without TLS.
 test-again: .venv-core/test
-	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest $(ON_TWO_CORES) tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
-	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest $(ON_TWO_CORES) -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
+	$(call timed,tests with the codec in Python) env TRUENEXT_SPEEDUPS=0 TRUENEXT_EXAMPLES=5 .venv-core/bin/python -m pytest --numprocesses 2 --dist worksteal tests/unit/test_stomp_codec.py tests/unit/test_stomp_shapes.py tests/unit/test_stomp_server.py tests/property/test_against_oracle.py
+	$(call timed,tests with TLS) env TRUENEXT_TLS=1 .venv-core/bin/python -m pytest --numprocesses 2 --dist worksteal -k "not hang" tests/integration/test_acknowledgement.py tests/integration/test_release.py tests/integration/test_cut_connections.py
 
 # Types are those of Spark, too; on a busy machine mypy's workers do not always start in time, which is status 2. With Parquet the history
 # of a broker is elsewhere.
@@ -182,8 +186,9 @@ kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 w
 	TRUENEXT_FLOW_KILLS=$${KILLS:-25} TRUENEXT_KILLED_FLOWS=$${FLOWS:-2300} TRUENEXT_DRAW=all $(PYTEST) -s -k "although_processes_are_killed" tests/stages/test_failing_flows.py tests/stages/test_kept_replies_under_kills.py
 	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
-kill-log: .venv/test ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 200 brokers that are stopped in an append and taken over (FENCES=n), and a cut, a silence and a delay at each message between broker and PostgreSQL
+kill-log: .venv/spark ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 60 of them, and 60 failovers, under a query of Spark (QUERIES=n), 200 brokers that are stopped in an append and taken over (FENCES=n), and a cut, a silence and a delay at each message between broker and PostgreSQL
 	TRUENEXT_DRAW=all TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
+	TRUENEXT_DRAW=all TRUENEXT_QUERY_KILLS=$${QUERIES:-60} $(PYTEST) -s tests/spark/test_log_kills.py
 	TRUENEXT_DRAW=all TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
 
 failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n), and 48 switchovers and kills with Patroni, if Debian's is installed (PATRONI=n)

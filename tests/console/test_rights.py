@@ -204,7 +204,7 @@ MAY: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("user", each_one_of([*MAY], [*MAY]))
 def test_actions_are_done_only_with_their_right(broker: BrokerProcess, user: str) -> None:
-    # C35.7
+    # C35.7, C35.13
     async def main() -> None:
         async with console_here(broker.url) as console:
             browser = await console.logged_in(user, PASSWORD)

@@ -134,6 +134,7 @@ class Doubtful(threading.Thread):
         super().__init__(daemon=True)
         self._url = broker_url
         self._is_over = threading.Event()
+        self._number = self._sent_before = self._lost_before = 0
         self.sent: list[int] = []
         """Numbers that were confirmed."""
         self.lost: list[int] = []
@@ -147,24 +148,32 @@ class Doubtful(threading.Thread):
             self.error = error
 
     def _work(self) -> None:
-        number = 0
         with blocking.connect(self._url) as connection:
             while not self._is_over.wait(0.002):
-                number += 1
+                self._number += 1
                 try:
-                    connection.send("/queue/doubt", f"{number}", timeout=2 * PATIENCE_SECONDS)
+                    connection.send("/queue/doubt", f"{self._number}", timeout=2 * PATIENCE_SECONDS)
                 except ConnectionLost:
-                    self.lost.append(number)
+                    self.lost.append(self._number)
                 else:
-                    self.sent.append(number)
+                    self.sent.append(self._number)
 
-    def judge(self, broker: BrokerProcess, before: int) -> None:
-        """Check that what was sent to a restored broker is there once, and what was in doubt is not repeated. `before`
-        is the number of confirmed sends when the broker was started."""
-        await_condition(lambda: len(self.sent) >= before + 10 or not self.is_alive(), "the client does not go on")
+    def await_doubt(self) -> None:
+        """Wait until a send has no answer, at a broker that is stopped and will be killed."""
+        number = 0
+        while number != self._number or number == len(self.sent) + len(self.lost):
+            number = self._number
+            # On a loaded machine the send may take its time.
+            time.sleep(1.0)
+        self._sent_before, self._lost_before = len(self.sent), len(self.lost)
+
+    def judge(self) -> None:
+        """Check that what was sent to a restored broker is there once, and what was in doubt is not repeated."""
+        goal = self._sent_before + 10
+        await_condition(lambda: len(self.sent) >= goal or not self.is_alive(), "the client does not go on")
         assert self.error is None, self.error
-        # The first one may have been confirmed by the broker before, just before its end.
-        sent = self.sent[before + 1 :]
+        assert len(self.lost) == self._lost_before + 1, "the program was not told of a send in doubt"
+        sent = self.sent[self._sent_before :]
         with blocking.connect(self._url) as connection:
             there = Counter(int(each.body) for each in connection.browse("/queue/doubt"))
         assert set(there.values()) == {1}

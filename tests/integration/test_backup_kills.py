@@ -11,6 +11,7 @@ clients go on (restored_backups.py).
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -112,14 +113,16 @@ def _go_on_with(
     active = original
     try:
         for folder, state in restored:
+            active.send_signal(signal.SIGSTOP)
+            doubtful.await_doubt()
             active.kill()
             active.close_clients()
             if chance.random() < 0.1:
                 shop.kill_service()
-            active, before = BrokerProcess(folder), len(doubtful.sent)
+            active = BrokerProcess(folder)
             active.start(original.port)
             judge_producers(active, state.producers)
-            doubtful.judge(active, before)
+            doubtful.judge()
             shop.judge(active)
         doubtful.stop()
         shop.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -146,10 +147,12 @@ def test_command_with_several_addresses_says_what_is_wrong_with_each(closed_url:
     silent_url = f"stomp://127.0.0.1:{port_of(listener)}"
     result, _ = run("status", "--timeout", "1", "--url", silent_url, "--url", closed_url)
     assert result.exit_code == NO_ANSWER and START_HINT not in result.stderr
-    assert result.stderr.startswith(
-        f"truenext: no broker at {silent_url}: a program listens there, but has not answered as a STOMP broker within "
-        "0.5 s: check the port, or"
-    )
+    # Half of the time, and less if the start took some of it.
+    assert re.match(
+        rf"truenext: no broker at {silent_url}: a program listens there, but has not answered as a STOMP broker within "
+        r"0\.[1-5] s: check the port, or",
+        result.stderr,
+    ), result.stderr
     assert result.stderr.endswith(f"; at {closed_url}: Connection refused\n")
 
 

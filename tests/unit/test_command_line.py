@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from truenext.broker.settings import BrokerSettings, Durability
 from truenext.cli import logs, serve_command, terminal
+from truenext.cli.audit import audit
 from truenext.cli.bulk_work import BulkWork
 from truenext.cli.connection import BrokerOptions
 from truenext.cli.exit_status import MESSAGE_LENGTH_MAX, _print_error
@@ -786,6 +788,18 @@ def test_folder_that_may_not_be_read_is_left_to_the_command_that_says_more(
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("0.1", 0.1), ("90s", 90.0), ("5m", 300.0), ("100ms", 0.1)])
 def test_seconds_may_have_a_unit(text: str, seconds: float) -> None:
     assert SecondsParam().convert(text, None, None) == seconds
+
+
+def test_audit_that_spark_cannot_end_exits_with_status_2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Status 1 would say that the contract did not hold."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("a file does not exist")
+
+    monkeypatch.setitem(sys.modules, "truenext.spark.audit.command", SimpleNamespace(run_audit=fail))
+    result = CliRunner().invoke(audit, [str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert "RuntimeError: a file does not exist" in result.output
 
 
 # ---- purge ----

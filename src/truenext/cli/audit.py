@@ -1,11 +1,12 @@
 """`truenext audit`: check a broker's history against the contract."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import click
 
-from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
 from truenext.cli.values import SPARK_MASTER, TEXT, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
@@ -52,4 +53,8 @@ def audit(folders: tuple[Path, ...], **options: Any) -> None:
         verdicts = run_audit(folders, **options)
     except TruenextError as error:
         raise NoAnswerFailure(error) from error
+    except Exception as error:
+        # An error of Spark, such as a file that was deleted meanwhile. Python's status 1 would be a verdict.
+        traceback.print_exc()
+        raise SystemExit(NO_ANSWER) from error
     raise SystemExit(0 if all(verdict.has_contract_held for verdict in verdicts) else 1)

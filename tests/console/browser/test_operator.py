@@ -182,6 +182,7 @@ def test_purge_asks_for_the_name_and_does_nothing_without_it(shared_world: World
 def test_process_of_stages_that_is_killed_is_shown_silent_until_an_operator_dismisses_it(
     shared_world: World, open_window: OpenWindow
 ) -> None:
+    # C35.13
     service = shared_world.start_service()
     page = open_window("reader").page
     page.get_by_role("link", name="Stages", exact=True).click()
