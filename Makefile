@@ -13,11 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Five processes more than there are processors, because most tests wait most of their time; Spark takes all of them by itself.
-PROCESSES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 5)))
-ON_ALL_CORES := $(PROCESSES) --dist worksteal
-# File by file in the order of the command, so that the tests of folders named last run last.
-IN_ORDER := $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
@@ -110,8 +107,7 @@ test: .venv-core/core ## Everything that must hold, in minutes
 	status=0; $(MAKE) --no-print-directory test-core || status=$$?; \
 	for lane in $$lanes; do wait $$lane || status=$$?; done; cat $$outputs/*; exit $$status
 
-# Those that wait before those that compute: these use the processors when those of Spark have ended.
-CORE_TESTS := tests/integration tests/contract tests/property tests/stages tests/console tests/client tests/unit
+CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/console tests/integration
 
 test-core: .venv-core/test
 	.venv-core/bin/truenext --version
@@ -119,7 +115,7 @@ test-core: .venv-core/test
 	.venv-core/bin/ruff check .
 	@echo 'compiling the tests, so that not every process of the next step does'
 	@.venv-core/bin/python -m pytest --collect-only -qq $(CORE_TESTS) >/dev/null || true
-	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(IN_ORDER) $(CORE_TESTS)
+	$(call timed,tests without Spark) .venv-core/bin/python -m pytest $(ON_ALL_CORES) $(CORE_TESTS)
 
 # What the first run tests with the codec in C, without TLS.
 test-again: .venv-core/test
