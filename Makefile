@@ -102,7 +102,7 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 # the time. Those with Spark, and some others once more, each write to a file meanwhile, which is shown at the end. Both
 # environments build the same module in C, so that is done one after the other.
 test: .venv-core/core ## Everything that must hold, in minutes
-	@$(MAKE) -s .venv/core & core=$$!; $(MAKE) -s .venv-core/test; wait $$core
+	@$(MAKE) -s .venv/core & core=$$!; status=0; $(MAKE) -s .venv-core/test || status=$$?; wait $$core || status=$$?; exit $$status
 	@outputs=$$(mktemp -d); lanes=; trap 'kill $$lanes 2>/dev/null || true; rm -r $$outputs' EXIT; trap 'exit 130' INT TERM; \
 	echo "Spark is installed if it is missing (550 MB), and tests with it, and some others once more, run meanwhile;"; \
 	echo "their output, in $$outputs, is shown at the end"; \

@@ -117,9 +117,11 @@ OVERVIEW = overview.Overview(
 
 QUEUES = queues.Queues(
     rows=[
-        row("orders.slow", level="bad", why="nobody consumes", consumers=0, oldest_s=7380.0, rate=0.0),
+        row(
+            "orders.slow", level="bad", why="nobody consumes", subject="oldest", consumers=0, oldest_s=7380.0, rate=0.0
+        ),
         row(),
-        row(EVIL, paused=True, level="warn", why="paused"),
+        row(EVIL, paused=True, level="warn", why="paused", subject="oldest"),
         row("DLQ.orders.new", waiting=1204, consumers=0),
         row("Spark.shop.1a2b3c.1", waiting=1000, consumers=0),
         *(row(f"customer.{number:05}.in", waiting=number % 7) for number in range(95)),

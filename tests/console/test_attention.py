@@ -7,7 +7,8 @@ import pytest
 from msgspec import UNSET
 
 from truenext.console.charts import Charts
-from truenext.console.pages.attention import OLD_S, VERY_OLD_S, find_attention, judge_queue
+from truenext.console.gathering import QueueGathering
+from truenext.console.pages.attention import NO_CONSUMER_S, OLD_S, VERY_OLD_S, find_attention, judge_queue
 from truenext.console.pages.overview import Attention
 from truenext.console.views.overview import GROWTH_S, _failures
 from truenext.model.control_answers import QueueReport, StatusReport
@@ -43,13 +44,23 @@ def test_queue_wants_attention_if_a_consumer_holds_a_message_for_long(
 
 def test_worse_of_two_reasons_is_told() -> None:
     both = _report("a", waiting=1, consumers=1, oldest_s=VERY_OLD_S, held_s=OLD_S)
-    assert judge_queue(both) == ("bad", "the oldest message has waited for 1 h 0 min")
-    assert judge_queue(_report("a", waiting=1, consumers=1, oldest_s=OLD_S, held_s=VERY_OLD_S))[0] == "bad"
+    assert judge_queue(both) == ("bad", "the oldest message has waited for 1 h 0 min", "oldest", VERY_OLD_S)
+    held = _report("a", waiting=1, consumers=1, oldest_s=OLD_S, held_s=VERY_OLD_S)
+    assert judge_queue(held)[::2] == ("bad", "held")
+
+
+def test_queue_that_was_just_paused_is_no_news_for_what_its_consumers_hold() -> None:
+    """Fixed: a queue paused a second ago was listed as soon as a consumer held a message for a minute."""
+    assert not found(_report("a", waiting=1, paused=True, consumers=1, oldest_s=1.0, held_s=NO_CONSUMER_S))
+    (shown,) = found(_report("a", waiting=1, paused=True, consumers=1, oldest_s=1.0, held_s=OLD_S))
+    assert shown.what.startswith("a: a consumer has held a message")
+    (shown,) = found(_report("a", waiting=1, paused=True, oldest_s=NO_CONSUMER_S))
+    assert shown.what == "a: paused"
 
 
 def test_queries_of_spark_may_hold_messages_for_long_and_consumers_of_dead_letters_may_not() -> None:
-    assert judge_queue(_report("Spark.main.1", consumers=1, held_s=VERY_OLD_S)) == ("", "")
-    assert judge_queue(_report("DLQ.a", dead_letters=True, consumers=1, held_s=VERY_OLD_S))[0] == "bad"
+    assert judge_queue(_report("Spark.main.1", consumers=1, held_s=VERY_OLD_S)).level == ""
+    assert judge_queue(_report("DLQ.a", dead_letters=True, consumers=1, held_s=VERY_OLD_S)).level == "bad"
 
 
 def test_queue_wants_attention_if_its_messages_fail_again_more_than_once() -> None:
@@ -59,22 +70,25 @@ def test_queue_wants_attention_if_its_messages_fail_again_more_than_once() -> No
 
 
 @pytest.mark.parametrize(
-    ("noted", "count", "failures"),
+    ("noted", "failures"),
     [
-        ([], 5, 0),
-        ([(GROWTH_S - 20, 5)], 9, 4),
-        ([(GROWTH_S + 60, 5), (20, 7)], 9, 2),
-        ([(60, 5)], 2, 2),
+        ([(0, 5)], 0),
+        ([(20, 0), (0, 500)], 500),
+        ([(GROWTH_S - 20, 5), (0, 9)], 4),
+        ([(GROWTH_S + 60, 5), (20, 7), (0, 9)], 2),
+        ([(60, 5), (0, 2)], 2),
+        ([(60, 5), (40, 7), (20, 1), (0, 9)], 11),
     ],
-    ids=["unknown before", "known", "only of ten minutes", "broker restarted"],
+    ids=["unknown before", "none before", "known", "only of ten minutes", "broker restarted", "and more than before"],
 )
 def test_repeated_failures_are_those_since_the_first_known_count_of_ten_minutes(
-    noted: list[tuple[float, int]], count: int, failures: int
+    noted: list[tuple[float, int]], failures: int
 ) -> None:
     charts = Charts()
+    gathering = QueueGathering("", charts)
     for ago_s, value in noted:
-        charts.set(("", "a", "failed again"), value, NOW - ago_s)
-    assert _failures(charts, "", _report("a", failed_again=count), NOW) == failures
+        gathering._note_failures([_report("a", failed_again=value)], NOW - ago_s)
+    assert _failures(charts, "", "a", NOW) == failures
 
 
 @pytest.mark.parametrize("level", ["little", "none", "full"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 import truenext
 from tests.console.conftest import PASSWORD, users_file
@@ -20,10 +21,11 @@ from tests.drawing import each_one_of
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
-from truenext.console.link import Broker
+from truenext.console.link import Broker, Link, OlderBroker
 from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, STREAMS_MAX, Attempts, Logins
 from truenext.console.serving import ask_whether_users
-from truenext.errors import TruenextError
+from truenext.errors import Refused, TruenextError
+from truenext.model.control_answers import ConsumerReport, QueuesReport, StatusReport
 
 
 def run(broker: BrokerProcess, test: Callable[[ConsoleHere], Awaitable[None]]) -> None:
@@ -156,7 +158,7 @@ def test_login_has_a_bounded_number_of_streams_and_an_ended_one_frees_its_place(
                 assert (await anext(messages))["status"] == 200
                 await anext(messages)
             answer = await browser.get("/queues", headers)
-            assert (answer.status, answer.text) == (503, "too many pages are open: close some\n")
+            assert (answer.status, answer.text) == (429, "too many pages are open: close some\n")
             await messages.aclose()
             async with aclosing(browser.messages("GET", "/queues", headers)) as again:
                 assert (await anext(again))["status"] == 200
@@ -265,6 +267,27 @@ def test_older_broker_is_named_so(own_broker: BrokerProcess, monkeypatch: pytest
             await ask_whether_users(Broker((own_broker.url,), NO_CREDENTIALS))
 
     asyncio.run(main())
+
+
+def test_broker_that_lacks_an_order_of_queues_is_named_older(open_broker: BrokerProcess) -> None:
+    """Fixed: a console before an older broker with users, which it cannot check at its start, showed its refusal."""
+
+    async def main() -> None:
+        link = Link(Broker((open_broker.url,), NO_CREDENTIALS), None, None)
+        try:
+            with pytest.raises(OlderBroker):
+                await link.ask("queues", {"order": "of a later version"}, QueuesReport)
+            with pytest.raises(Refused):
+                await link.ask("queues", {"after": "no cursor"}, QueuesReport)
+        finally:
+            await link.close()
+
+    asyncio.run(main())
+
+
+def test_report_of_an_older_broker_without_the_time_of_held_messages_is_decoded() -> None:
+    assert {"held_s"} <= {each.name for each in fields(StatusReport) if not each.required}
+    assert {"held_s"} <= {each.name for each in fields(ConsumerReport) if not each.required}
 
 
 def test_password_is_not_kept(users_broker: BrokerProcess) -> None:

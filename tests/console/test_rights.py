@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,9 +19,11 @@ from truenext import blocking
 from truenext.console import shared
 from truenext.console.app import PAGES
 from truenext.console.rights import Rights
-from truenext.console.visit import Visit
+from truenext.console.views.stages import dismiss
+from truenext.console.visit import NotAllowed, Visit
 from truenext.flows.events import ExecutionStarted, FileOpened, StageEvent
 from truenext.history.stage_files import FORMAT, stage_file
+from truenext.model.control_answers import UserReport
 
 SECRET, ORDERS, DEAD = "secret.in", "orders.new", "DLQ.orders.new"
 BUNDLE = "Spark.source.main.1a2b3c.0"
@@ -220,6 +223,24 @@ def test_actions_are_done_only_with_their_right(broker: BrokerProcess, user: str
             await check_buttons(browser, user)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "grant", [{"send": ["/topic/truenext.stages"], "manage": ["/queue/>"]}, {"manage": ["/queue/>"]}]
+)
+def test_dismissal_of_a_process_is_logged_with_its_user(grant: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "truenext.console")
+    rights = Rights(UserReport("otto", **grant))
+    shared = SimpleNamespace(stages=SimpleNamespace(dismiss=lambda run: run == "x-1"))
+    visit = Visit(cast(Any, shared), cast(Any, None), rights, {"run": ["x-1"]}, 0, lambda login: True)
+    if "send" in grant:
+        asyncio.run(dismiss(visit))
+        (record,) = caplog.records
+        assert (record.__dict__["user"], record.__dict__["run"]) == ("otto", "x-1")
+    else:
+        with pytest.raises(NotAllowed, match="manage on '>' and send on /topic/"):
+            asyncio.run(dismiss(visit))
+        assert not caplog.records
 
 
 async def check_buttons(browser: Browser, user: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.spark.faults import Fault, planted
@@ -18,6 +19,7 @@ from tests.spark.histories import Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
+from truenext.spark.audit import after_end
 from truenext.spark.audit.cut import DEPTHS_MAX
 from truenext.spark.audit.lifetime import Lifetime
 from truenext.spark.audit.model import SELECTOR_WINDOW, AuditedMessage, EventCode, StartFlag
@@ -167,6 +169,17 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_planted_fault_in_the_end_of_a_message_is_seen(fault: Fault) -> None:
     with planted(fault):
         assert any(_differs_or_fails(seed) for seed in range(300))
+
+
+def test_events_after_ends_are_handed_on_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_end, "ROWS_PER_BATCH", 2)
+    codes = [EventCode.ACCEPTED, EventCode.ACKNOWLEDGED, EventCode.DISPATCHED]
+    names = ["queue", "sequence", "event", "code", "number", "persistent"]
+    rows = [("a", 1 + n // 3, n, int(codes[n % 3]), 4, True) for n in range(15)]
+    batch = pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+    found = [each.to_pydict() for each in after_end._follow([batch], [], {})]
+    assert [each["event"] for each in found] == [[2, 5], [8, 11], [14]]
+    assert {code for each in found for code in each["end_code"]} == {EventCode.ACKNOWLEDGED}
 
 
 @pytest.mark.parametrize("guard", [StartFlag.CLEAN, StartFlag.CONTINUED, StartFlag.COMPLETE])

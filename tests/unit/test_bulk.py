@@ -9,6 +9,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.pages import PageResult
 from truenext.model.commands import Ack, AckMode, Begin, Send, Subscribe, Unsubscribe
+from truenext.model.dead_letters import GroupFilter
 from truenext.model.destination import parse_address
 from truenext.model.message import SentMessage
 
@@ -76,6 +77,13 @@ def test_held_messages_that_cannot_be_compared_count_as_matching(monkeypatch: py
     running = Running()
     monkeypatch.setattr(bulk, "HELD_COMPARED_MAX", 1)
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
+
+
+def test_held_messages_are_compared_with_a_group_for_a_short_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Purge("a", group=GroupFilter(cause="no such cause"))
+    assert Running().count_left(request) == 0
+    monkeypatch.setattr(bulk, "HELD_COST_MAX", 8)
+    assert Running().count_left(request) == 2
 
 
 def test_message_accepted_after_the_first_piece_stays() -> None:

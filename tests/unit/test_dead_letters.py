@@ -218,6 +218,7 @@ class DeadLetterQueue:
 
 
 COUNT_ALL = CountDeadLetters("DLQ.orders")
+COUNT_ALL_OF_GROUP = CountDeadLetters("DLQ.orders", group=GroupFilter(origin="orders"))
 
 
 @given(
@@ -275,19 +276,34 @@ def test_group_and_selector_must_both_match() -> None:
     assert queue.count(CountDeadLetters("DLQ.orders", selector="colour = 'red'")) == {("orders", "rejected", "one"): 1}
 
 
+def _failed_with(cause: str) -> SentMessage:
+    message, causes = SentMessage(4, True, 0, b"", b""), Causes(cause, cause)
+    return make_dead_letter(message, "orders", Policy(), attempts=1, causes=causes, reason=REJECTED, now_ms=1).message
+
+
 @pytest.mark.parametrize("cause", ["1 " * 127, "x" * 4000])
 def test_piece_ends_early_if_its_causes_take_long(cause: str) -> None:
-    failed = make_dead_letter(
-        SentMessage(4, True, 0, b"", b""),
-        "orders",
-        Policy(),
-        attempts=1,
-        causes=Causes(cause, cause),
-        reason=REJECTED,
-        now_ms=1,
-    )
-    counts = [result.count for result in DeadLetterQueue([failed.message] * 100).pieces(COUNT_ALL)]
-    assert len(counts) > 1 and sum(counts) == 100
+    queue = DeadLetterQueue([_failed_with(cause)] * 100)
+    for request in (COUNT_ALL, COUNT_ALL_OF_GROUP):
+        counts = [result.count for result in queue.pieces(request)]
+        assert len(counts) > 1 and sum(counts) == 100
+
+
+@pytest.mark.parametrize("cause", ["1 " * 127, "x" * 4000])
+def test_work_on_a_group_takes_more_pieces_if_the_causes_take_long(cause: str) -> None:
+    number = 150
+    for chosen in (cause, "other"):
+        queue = DeadLetterQueue([_failed_with(cause)] * number)
+        counts = [result.count for result in queue.pieces(Purge("DLQ.orders", group=GroupFilter(cause=chosen)))]
+        assert len(counts) > 1 and sum(counts) == (number if chosen == cause else 0)
+
+
+def test_group_of_a_long_cause_is_found_by_the_whole_cause() -> None:
+    # C32.14
+    cause = "  " + "no tea " * 100 + "\nTraceback"
+    letter = _failed_with(cause)
+    assert GroupFilter(cause=cause).matches(letter)
+    assert not GroupFilter(cause="tea" + cause).matches(letter)
 
 
 @pytest.mark.parametrize("work", [Redrive, partial(Move, to="elsewhere"), Purge], ids=["redrive", "move", "purge"])

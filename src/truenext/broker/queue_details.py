@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from truenext.broker.control_requests import AnswerGenerator, ListAnswer
-from truenext.broker.queues_request import NONE_HELD, Held, chunks, held_by
+from truenext.broker.queues_request import NEVER_US, Held, chunks, held_by
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.queue import Queue
@@ -76,13 +76,15 @@ def _report_consumer(consumer: BrokerConsumer, held: Held, identity: ClientIdent
 
 def _inspect_held(consumer: BrokerConsumer, queue: Queue | None) -> Generator[None, None, Held]:
     """Inspect, in steps, what a consumer of a pattern holds of one queue. It may hold very many messages of others."""
-    held = NONE_HELD
+    number, since_us = 0, NEVER_US
     for entries in chunks(list(consumer.held.values())):
-        for entry in entries:
-            if entry.lane.queue is queue:
-                held = held.plus(Held(1, entry.dispatched_us))
+        held = [entry for entry in entries if entry.lane.queue is queue]
+        if held and not number:
+            # The first message was dispatched first.
+            since_us = held[0].dispatched_us
+        number += len(held)
         yield
-    return held
+    return Held(number, since_us)
 
 
 def report_policy(queue: Queue, source_of: Callable[[str, str], str]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import click
@@ -84,6 +85,8 @@ def console(
     if key is not None and certificate is None:
         raise click.UsageError("--key needs --certificate: set both, or neither")
     logs.configure_logging("warning")
+    # What an operator does that the broker does not see is told, too.
+    logging.getLogger("truenext.console").setLevel(logging.INFO)
     options = ConsoleOptions(
         urls=urls,
         credentials=Credentials(ca=None if ca is None else str(ca)),

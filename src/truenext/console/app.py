@@ -350,7 +350,7 @@ class Requests:
             # This status tells a browser not to ask for the stream again.
             return Response(status_code=204)
         if login.streams >= STREAMS_MAX:
-            return PlainTextResponse("too many pages are open: close some\n", 503)
+            return PlainTextResponse("too many pages are open: close some\n", 429)
         events = self._events(request, login, route, parameters)
         return StreamingResponse(events, media_type="text/event-stream")
 

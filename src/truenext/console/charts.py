@@ -9,6 +9,7 @@ import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
 STEP_S = 5
 """Seconds between two values of a series."""
@@ -80,11 +81,13 @@ class Charts:
         ticks = range(last - POINTS + 1, last + 1)
         return [tick * STEP_S for tick in ticks], [self._values(name, ticks) for name in names]
 
-    def first_since(self, name: Name, seconds: float, now_s: float) -> float | None:
-        """Return the earliest known value of a series of the last `seconds`; None if none is known."""
+    def increase_since(self, name: Name, seconds: float, now_s: float) -> float:
+        """Return by how much the values of a series have increased within the last `seconds`. The series is of a
+        counter that was noted with `set`: where a value is lower than the one before, the counter has begun anew."""
         last = int(now_s // STEP_S)
         values = self._values(name, range(last - int(seconds // STEP_S), last + 1))
-        return next((value for value in values if value is not None), None)
+        known = [value for value in values if value is not None]
+        return sum(after - before if after >= before else after for before, after in pairwise(known))
 
     def ago(self, name: Name, seconds: float, now_s: float) -> float | None:
         """Return the value of a series some time ago; None if it is not known."""

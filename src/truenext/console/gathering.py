@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ TOP = 100
 """Number of queues that are gathered in each order."""
 SELDOM = 3
 """All lists but that of the oldest messages are gathered each third time: a request visits all queues."""
-_OTHER_ORDERS = ("waiting", "held", "failing")
+_TOP_ORDERS = ("waiting", "held", "failing")
 BUSY_MAX = 0.02
 """Largest part of the time in which a gathering waits for the broker."""
 LONGEST_S = 30.0
@@ -50,7 +50,7 @@ class Gathered:
     """State of the broker; None without the right `monitor`."""
     oldest: QueuesReport | None = None
     """Queues whose oldest messages wait longest, and the sums."""
-    others: list[QueueReport] = field(default_factory=list)
+    top_queues: list[QueueReport] = field(default_factory=list)
     """The fullest queues, those whose messages consumers hold longest, and those with the most repeated failures."""
     dead_letters: QueuesReport | None = None
     """Dead-letter queues, the fullest first."""
@@ -61,7 +61,7 @@ class Gathered:
     def queues(self) -> list[QueueReport]:
         """Queues of all lists but that of dead letters."""
         oldest = [] if self.oldest is None else self.oldest.queues
-        return list({each.name: each for each in (*self.others, *oldest)}.values())
+        return list({each.name: each for each in (*self.top_queues, *oldest)}.values())
 
 
 class Member:
@@ -151,18 +151,21 @@ class QueueGathering(_Loop):
         status, oldest = await asyncio.gather(
             _status(link, rights), link.ask("queues", {"order": "oldest", "limit": TOP}, QueuesReport)
         )
-        others, dead = self.latest.others, self.latest.dead_letters
+        top_queues, dead = self.latest.top_queues, self.latest.dead_letters
+        latest = oldest.queues
         if self._number % SELDOM == 0 or dead is None:
             by_waiting = {"order": "waiting", "limit": TOP}
             dead, *lists = await asyncio.gather(
                 link.ask("queues", by_waiting | {"dead_letters": True}, QueuesReport),
-                *(link.ask("queues", {"order": order, "limit": TOP}, QueuesReport) for order in _OTHER_ORDERS),
+                *(link.ask("queues", {"order": order, "limit": TOP}, QueuesReport) for order in _TOP_ORDERS),
             )
-            others = list({each.name: each for found in lists for each in found.queues}.values())
+            top_queues = list({each.name: each for found in lists for each in found.queues}.values())
+            latest = [*latest, *top_queues]
         self._number += 1
         now = time.time()
-        self.latest = Gathered(status, oldest, others, dead)
+        self.latest = Gathered(status, oldest, top_queues, dead)
         self._note(self.latest, now)
+        self._note_failures(latest, now)
 
     def _failed(self, error: str) -> None:
         self.latest.error = error
@@ -183,6 +186,12 @@ class QueueGathering(_Loop):
         self._charts.count((*name, "acknowledged"), counts.acknowledged, now)
         self._charts.count((*name, "dead letters"), sum(counts.dead_lettered.values()), now)
 
+    def _note_failures(self, latest: Iterable[QueueReport], now: float) -> None:
+        """Note the counts of repeated failures, also 0. Only this does, with reports that have just come: an older
+        report would seem to be of a broker that has begun anew."""
+        for report in latest:
+            self._charts.set((self._scope, report.name, "failed again"), report.failed_again, now)
+
 
 def note_queue(charts: Charts, scope: str, report: QueueReport, now: float) -> None:
     """Add the figures of one queue to its series."""
@@ -191,8 +200,6 @@ def note_queue(charts: Charts, scope: str, report: QueueReport, now: float) -> N
     charts.set((*name, "oldest"), report.oldest_s or 0.0, now)
     charts.count((*name, "accepted"), report.accepted, now)
     charts.count((*name, "acknowledged"), report.acknowledged, now)
-    if report.failed_again:
-        charts.set((*name, "failed again"), report.failed_again, now)
 
 
 async def _status(link: Link, rights: Rights) -> StatusReport | None:

@@ -32,6 +32,7 @@ REQUESTS_MAX = 16
 _RESTRICTED = (
     "the broker is being drained, or has no place for more connections: messages and processes of stages are not shown"
 )
+_TEXTS_OF_OLDER_BROKERS = ("no control verb", "queues: Invalid enum value")
 RIGHTS_S = 5.0
 """Seconds for which the rights of the user are remembered. A reload may change them."""
 
@@ -91,7 +92,7 @@ class Link:
         """Send a control request, and return the decoded answer.
 
         Raises: LoggedOut if the connection of a user has ended; Refused if the broker refuses the request; OlderBroker
-        if it does not know it; ConnectionLost, TimeoutError without an answer
+        if it does not know it, or the order of queues in it; ConnectionLost, TimeoutError without an answer
         """
         async with self._requests:
             connection = await self.connection()
@@ -208,8 +209,8 @@ class Link:
 
 
 def _meaning(verb: str, error: Refused) -> TruenextError:
-    # The text of a broker that lacks the verb has not changed since there are control requests.
-    if error.code == Code.CONTROL_REQUEST and "no control verb" in str(error):
+    # The texts of a broker that lacks the verb, or an order of `queues`, have not changed since there are such.
+    if error.code == Code.CONTROL_REQUEST and any(text in str(error) for text in _TEXTS_OF_OLDER_BROKERS):
         return OlderBroker(older_text(verb))
     return error
 

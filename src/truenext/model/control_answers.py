@@ -40,7 +40,7 @@ class QueueReport(msgspec.Struct):
     """Number of times that a dispatched message was requeued, with or without an attempt. A message that becomes a dead
     letter instead does not count here."""
     failed_again: int = 0
-    """Number of these times that counted an attempt for a message which had one already: it fails again and again."""
+    """Number of requeueings that counted a second or later attempt: these messages fail again and again."""
     expired: int = 0
     """Number of messages that were removed unconsumed, because they had expired or their durable subscription had
     ended. One that has become a dead letter does not count here."""
@@ -92,7 +92,7 @@ class MessageCounts(msgspec.Struct):
     returned: int = 0
     """Number of times that a dispatched message was requeued."""
     failed_again: int = 0
-    """Number of these times that counted an attempt for a message which had one already."""
+    """Number of requeueings that counted a second or later attempt."""
     expired: int = 0
     """Number of messages that were removed unconsumed."""
     dead_lettered: dict[str, int] = {}
@@ -270,7 +270,7 @@ class LogReport(msgspec.Struct):
     """Brokers of the log, active or not."""
 
 
-class StatusReport(msgspec.Struct):
+class StatusReport(msgspec.Struct, kw_only=True):
     """Answer to `status`: the state of the broker."""
 
     stuck: list[StuckQueueReport]
@@ -316,7 +316,7 @@ class StatusReport(msgspec.Struct):
     oldest_s: float | None
     """Largest `oldest_s` of all queues and durable subscriptions (see [queues](#queues)) but dead-letter queues and
     those of Spark, in which messages stay; null if nothing waits in them."""
-    held_s: float | None
+    held_s: float | None = None
     """Largest `held_s` of all queues and durable subscriptions but those of Spark, whose queries hold messages until
     they commit; null if consumers hold nothing of them."""
     rate: float
@@ -375,9 +375,9 @@ class ConsumerReport(msgspec.Struct, kw_only=True):
     """True if the consumer gets no messages until its client wakes it."""
     held: int
     """Number of messages of this queue that the consumer holds."""
-    held_s: float | None
-    """Seconds since the dispatch of the message of this queue that it has held longest; null if it holds none. If it
-    has acknowledged nothing for as long, it hangs or works for long."""
+    held_s: float | None = None
+    """Seconds since the dispatch of the message of this queue that the consumer has held longest; null if the consumer
+    holds none. A consumer that has acknowledged nothing for as long hangs or works for long."""
     last_acknowledgement_s: float | None
     """Seconds since the consumer's last ACK or NACK; null if there was none."""
 

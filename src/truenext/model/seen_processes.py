@@ -53,6 +53,9 @@ class _Seen(msgspec.Struct, eq=False):
     was_silent: bool = False
     """True once the process was shown as silent. It stays so until its next report."""
 
+    def answers(self, now: float) -> bool:
+        return self.judge(now) == "answers"
+
     def judge(self, now: float) -> ProcessState:
         """Return the state of the process, and note if it is silent."""
         if self.report.has_ended:
@@ -106,7 +109,7 @@ class SeenProcesses:
     def dismiss(self, run: str, now: float) -> bool:
         """Forget a silent or ended process, until it answers. Return False if there is none."""
         each = self._seen.get(run)
-        if each is None or each.judge(now) == "answers":
+        if each is None or each.answers(now):
             return False
         self._remove(run)
         return True
@@ -137,7 +140,7 @@ class SeenProcesses:
     def _make_space(self, size: int, now: float) -> bool:
         """Return whether there is space for one more report, after removing processes that do not answer."""
         while len(self._seen) >= PROCESSES_MAX or self._size + size > BYTES_MAX:
-            run = next((run for run, each in self._seen.items() if each.judge(now) != "answers"), None)
+            run = next((run for run, each in self._seen.items() if not each.answers(now)), None)
             if run is None:
                 return False
             self._remove(run)

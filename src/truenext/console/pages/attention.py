@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -40,39 +41,59 @@ _DISK_EFFECTS = {
 }
 
 
-def judge_queue(report: QueueReport) -> tuple[str, str]:
-    """Return the level (`bad`, `warn` or "") of a queue, and the reason.
+class Judgement(NamedTuple):
+    """Judgement of a queue."""
 
-    >>> judge_queue(QueueReport("a", 3, 0, 0, 0, False, oldest_s=70.0))
-    ('bad', 'nothing consumes, and a message has waited for 1 min 10 s')
-    >>> judge_queue(QueueReport(name="a", unacknowledged=3, consumers=1, held_s=1200.0))
-    ('warn', 'a consumer has held a message for 20 min 0 s')
+    level: str = ""
+    """`bad`, `warn` or ""."""
+    why: str = ""
+    """Reason."""
+    subject: str = ""
+    """Figure that decides: `oldest` or `held`; "" without a reason."""
+    age_s: float = 0.0
+    """Value of this figure."""
+
+
+_GOOD = Judgement()
+
+
+def judge_queue(report: QueueReport) -> Judgement:
+    """Return the worse judgement of what waits in a queue, and of what consumers hold; of equal ones that with the
+    larger age.
+
+    >>> judge_queue(QueueReport("a", 3, 0, 0, 0, False, oldest_s=70.0)).why
+    'nothing consumes, and a message has waited for 1 min 10 s'
+    >>> judge_queue(QueueReport("a", 0, 3, 1, 0, False, held_s=1200.0))[:3]
+    ('warn', 'a consumer has held a message for 20 min 0 s', 'held')
     """
     if report.name.startswith(SPARK_PREFIX):
         # Bundles wait, and queries hold messages, for long on purpose.
-        return "", ""
-    return min(_judge_waiting(report), _judge_held(report), key=lambda judged: _LEVELS.index(judged[0]))
+        return _GOOD
+    judged = _judge_waiting(report), _judge_held(report)
+    return min(judged, key=lambda each: (_LEVELS.index(each.level), -each.age_s))
 
 
-def _judge_held(report: QueueReport) -> tuple[str, str]:
+def _judge_held(report: QueueReport) -> Judgement:
     held_s = report.held_s or 0.0
     if held_s < OLD_S:
-        return "", ""
-    return "bad" if held_s >= VERY_OLD_S else "warn", f"a consumer has held a message for {format_duration(held_s)}"
+        return _GOOD
+    level = "bad" if held_s >= VERY_OLD_S else "warn"
+    return Judgement(level, f"a consumer has held a message for {format_duration(held_s)}", "held", held_s)
 
 
-def _judge_waiting(report: QueueReport) -> tuple[str, str]:
+def _judge_waiting(report: QueueReport) -> Judgement:
     if report.dead_letters or not report.waiting:
         # Dead letters wait for ever on purpose.
-        return "", ""
+        return _GOOD
     age = report.oldest_s or 0.0
     if report.paused:
-        return "warn", "paused"
+        return Judgement("warn", "paused", "oldest", age)
     if not report.consumers and report.topic is UNSET and age >= NO_CONSUMER_S:
-        return "bad", f"nothing consumes, and a message has waited for {format_duration(age)}"
+        return Judgement("bad", f"nothing consumes, and a message has waited for {format_duration(age)}", "oldest", age)
     if age >= OLD_S:
-        return "bad" if age >= VERY_OLD_S else "warn", f"the oldest message has waited for {format_duration(age)}"
-    return "", ""
+        level = "bad" if age >= VERY_OLD_S else "warn"
+        return Judgement(level, f"the oldest message has waited for {format_duration(age)}", "oldest", age)
+    return _GOOD
 
 
 def find_attention(
@@ -150,12 +171,12 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
 
 def _of_queues(queues: Iterable[QueueReport]) -> Iterator[Attention]:
     for report in queues:
-        level, why = judge_queue(report)
+        judged = judge_queue(report)
         # A queue that was just paused is no news.
-        if level and max(report.oldest_s or 0.0, report.held_s or 0.0) >= NO_CONSUMER_S:
+        if judged.level and judged.age_s >= NO_CONSUMER_S:
             yield Attention(
-                level=level,
-                what=f"{report.name}: {why}",
+                level=judged.level,
+                what=f"{report.name}: {judged.why}",
                 why=f"Waiting: {format_count(report.waiting)}. Held: {format_count(report.unacknowledged)}. Consumers: "
                 f"{format_count(report.consumers)}.",
                 link=queue_link(report.name),

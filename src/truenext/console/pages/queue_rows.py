@@ -29,7 +29,7 @@ def kind_of(report: QueueReport) -> str:
 
 
 def queue_row(report: QueueReport) -> QueueRow:
-    level, why = judge_queue(report)
+    judged = judge_queue(report)
     return QueueRow(
         name=report.name,
         link=queue_link(report.name),
@@ -48,8 +48,9 @@ def queue_row(report: QueueReport) -> QueueRow:
         failed_again=report.failed_again,
         expired=report.expired,
         dead_lettered=sum(report.dead_lettered.values()),
-        level=level,
-        why=why,
+        level=judged.level,
+        why=judged.why,
+        subject=judged.subject,
     )
 
 

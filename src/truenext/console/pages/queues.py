@@ -33,6 +33,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     """`bad`, `warn` or ""."""
     why: str = ""
     """Reason for the level."""
+    subject: str = ""
+    """Figure that is the reason: `oldest` or `held`; "" without a reason."""
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,7 @@ class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None
     held: int
     held_s: float | None
-    """Seconds for which it has held the first of these messages; None if it holds none."""
+    """Seconds for which the consumer has held the first of these messages; None if the consumer holds none."""
     last_acknowledgement_s: float | None
     """Seconds since the last acknowledgement; None if there was none."""
     selector: str | None

@@ -96,7 +96,7 @@
       event.preventDefault();
       location.reload();
     }
-    if (raw.status === 503) showLive(false, "not live: too many pages are open");
+    if (raw.status === 429) showLive(false, "not live: too many pages are open");
   });
   document.addEventListener("htmx:sse:after:connection", () => showLive(true, "live"));
   document.addEventListener("htmx:sse:error", (event) => {

@@ -40,7 +40,11 @@ async def overview(visit: Visit) -> Overview:
         queues,
         dead,
         {each.name: growth for each in dead if (growth := _growth(charts, scope, each, now)) > 0},
-        {each.name: count for each in queues if (count := _failures(charts, scope, each, now)) > 0},
+        {
+            each.name: count
+            for each in queues
+            if each.failed_again and (count := _failures(charts, scope, each.name, now))
+        },
         processes,
         given_up,
     )
@@ -75,11 +79,9 @@ def _growth(charts: Charts, scope: str, queue: QueueReport, now: float) -> float
     return queue.waiting - before
 
 
-def _failures(charts: Charts, scope: str, queue: QueueReport, now: float) -> int:
+def _failures(charts: Charts, scope: str, queue: str, now: float) -> int:
     """Return how often messages of the queue have failed again within GROWTH_S, as far as the charts know."""
-    before = charts.first_since((scope, queue.name, "failed again"), GROWTH_S, now)
-    # A restart of the broker begins the count anew.
-    return 0 if before is None else queue.failed_again - int(before if before <= queue.failed_again else 0)
+    return int(charts.increase_since((scope, queue, "failed again"), GROWTH_S, now))
 
 
 def _figures(gathered: Gathered, visit: Visit) -> list[Figure]:

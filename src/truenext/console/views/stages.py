@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from truenext.console.gathering import Member
@@ -15,6 +16,8 @@ from truenext.model.grants import Right, parse_pattern
 from truenext.model.limits import QUEUE_NAMES_MAX
 from truenext.model.process_report import STAGES_TOPIC
 from truenext.model.seen_processes import SeenProcess
+
+logger = logging.getLogger(__name__)
 
 FLOWS = 100
 ORDERS = {"given-up": "given up", "failed": "failed", "unended": "unended", "slowest": "slowest", "last": "last"}
@@ -52,9 +55,14 @@ def _may_dismiss(visit: Visit) -> bool:
 async def dismiss(visit: Visit) -> str:
     """Forget a silent process, for all logins, until it answers. Returns the address of the page to show."""
     if not _may_dismiss(visit):
-        raise NotAllowed(f"user {visit.rights.name!r} may not dismiss processes: this needs the right manage on '>'")
-    if not visit.shared.stages.dismiss(visit.required("run")):
+        raise NotAllowed(
+            f"user {visit.rights.name!r} may not dismiss processes: this needs the rights manage on '>' and send on "
+            f"{STAGES_TOPIC}"
+        )
+    run = visit.required("run")
+    if not visit.shared.stages.dismiss(run):
         raise NotFound("this process answers again, or was forgotten already")
+    logger.info("process of stages dismissed", extra={"user": visit.rights.name, "run": run})
     return "/stages"
 
 

@@ -179,6 +179,9 @@ HELD_COMPARED_MAX = 5000
 """Maximum number of held messages that one piece compares with a selector, only to count the matches. The comparisons
 take about 50 ms, during which the broker does nothing else."""
 
+HELD_COST_MAX = 4 * DEAD_LETTERS_COST_PER_PIECE
+"""Cost at which one piece compares no further held messages with a group, after about 10 ms."""
+
 
 class PlannedRemoval(NamedTuple):
     """Removal of a message by a piece of bulk work, and the message's replacement in another queue."""
@@ -289,8 +292,8 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
     """Count the messages of this piece that consumers and open transactions hold. The piece ends at the position `to`;
     None is the end of the queue.
 
-    A held message is counted without a comparison with the selector if it is evicted, or if HELD_COMPARED_MAX or the
-    time for comparisons is reached.
+    A held message is counted without a comparison if it is evicted, or if HELD_COMPARED_MAX or the time for comparisons
+    is reached.
     """
     sequences = None if request.sequences is None else set(request.sequences)
     held = (
@@ -301,22 +304,40 @@ def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: t
         and request.after < (position := (one.lane.rank, one.sequence))
         and (to is None or position <= to)
     )
-    group = group_of(request)
-    if request.selector is None and group is None:
+    if request.selector is None and group_of(request) is None:
         return sum(1 for _ in held)
-    chosen = None if request.selector is None else selector.compile_selector(request.selector)
-    budget = ComparisonBudget(SCAN_NS_PER_TURN)
+    choice = _Choice(request, HELD_COST_MAX)
     count = 0
     for number, one in enumerate(held):
-        if one.message is None or number >= HELD_COMPARED_MAX or not budget.take(chosen, one.message):
+        if one.message is None or number >= HELD_COMPARED_MAX or not choice.has_time(one.message):
             count += 1
         else:
-            count += _is_chosen(one.message, chosen, group)
+            count += choice.includes(one.message)
     return count
 
 
-def _is_chosen(message: SentMessage, chosen: selector.Selector | None, group: GroupFilter | None) -> bool:
-    return (chosen is None or chosen.matches(message)) and (group is None or group.matches(message))
+class _Choice:
+    """Choice of messages by selector and group, and the time that it may take in one step."""
+
+    def __init__(self, request: BulkRequest, cost_max: int = DEAD_LETTERS_COST_PER_PIECE) -> None:
+        self._selector = None if request.selector is None else selector.compile_selector(request.selector)
+        self._group = group_of(request)
+        self._budget = ComparisonBudget(SCAN_NS_PER_TURN)
+        self._cost = 0
+        self._cost_max = cost_max
+
+    def has_time(self, message: SentMessage | None) -> bool:
+        """Return whether there is time to compare the message, and take it for the selector."""
+        return self._cost < self._cost_max and self._budget.take(self._selector, message)
+
+    def includes(self, message: SentMessage) -> bool:
+        if self._selector is not None and not self._selector.matches(message):
+            return False
+        if self._group is None:
+            return True
+        is_chosen, cost = self._group.compare(message)
+        self._cost += cost
+        return is_chosen
 
 
 @dataclass(slots=True, eq=False)
@@ -380,9 +401,7 @@ def plan_piece(
     last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
     in_memory = _entries_in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
-    chosen = selector.compile_selector(request.selector) if request.selector is not None else None
-    group = group_of(request)
-    budget = ComparisonBudget(SCAN_NS_PER_TURN)
+    choice = _Choice(request)
     result = _result_type(request)(count=0, to={}, left=0, next=None, until=read.until)
     groups = DeadLetterGroups() if isinstance(request, CountDeadLetters) else None
     plan = _PiecePlan(lane, committed, now_ms, _replacement_function(request, now_ms), has_ended, result, groups)
@@ -392,14 +411,14 @@ def plan_piece(
     for count, following in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
         entry, found = in_memory.get(following), on_page.get(following)
         message = _message_of(entry, found)
-        if chosen is not None and not budget.take(chosen, message):
+        if not choice.has_time(message):
             break
         sequence = following
         if sequences is None or sequence in sequences:
             if message is None:
                 # Damaged, or its body was unloaded just now and is not on the page.
                 result.left += 1
-            elif _is_chosen(message, chosen, group):
+            elif choice.includes(message):
                 plan.add(entry, found, message)
         if count == read.limit or request.limit in (len(removals), result.count):
             break

@@ -15,7 +15,7 @@ class RareCounts(msgspec.Struct, gc=False):
     returned: int = 0
     """Number of times that a message was requeued, by any RequeueReason."""
     failed_again: int = 0
-    """Number of these times that counted an attempt for a message which had one already."""
+    """Number of requeueings that counted a second or later attempt."""
     expired: int = 0
     handled: int = 0
     moved: int = 0

@@ -20,6 +20,8 @@ from truenext.spark.audit.lifetime import AFTER_END_CODES, ENDS, MESSAGE_CODES, 
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.timeline import CODES
 
+ROWS_PER_BATCH = 10_000
+"""Number of rows that are handed to Spark at once, so that they take little memory."""
 _KEY = ("queue", "sequence")
 
 
@@ -38,8 +40,8 @@ def after_ends(events: DataFrame, starts: Sequence[TimelineRow]) -> DataFrame | 
     for queue, event in ended.join(F.broadcast(queues), "queue").collect():
         marks[queue].append(TimelineRow(event, 0, EventCode.ENDED))
     follow = partial(_follow, starts=starts, ended=dict(marks))
-    return (
-        of_messages.join(F.broadcast(found), [*_KEY])
+    ends = (
+        of_messages.join(found, [*_KEY])
         .select(
             *_KEY,
             "event",
@@ -52,6 +54,10 @@ def after_ends(events: DataFrame, starts: Sequence[TimelineRow]) -> DataFrame | 
         .mapInArrow(follow, "event bigint, end_code bigint")
         .persist()
     )
+    # Now Spark knows its size: it broadcasts a small table, but not one of millions of duplicates.
+    ends.count()
+    found.unpersist()
+    return ends
 
 
 def _used_after_end(of_messages: DataFrame, ended: DataFrame, starts: Sequence[TimelineRow]) -> DataFrame:
@@ -105,8 +111,15 @@ def _follow(
     for (queue, sequence), group in groupby(rows, key=lambda each: (each[0], each[1].sequence)):
         marks = sorted((*starts, *ended.get(queue, ())), key=attrgetter("event"))
         found += Lifetime(sequence).end_codes([row for _, row in group], marks)
-    columns = {name: [each[at] for each in found] for at, name in enumerate(("event", "end_code"))}
-    yield pa.RecordBatch.from_pydict(columns, pa.schema(dict.fromkeys(columns, pa.int64())))
+        if len(found) >= ROWS_PER_BATCH:
+            yield _batch_of(found)
+            found = []
+    yield _batch_of(found)
+
+
+def _batch_of(found: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    columns = [pa.array([each[at] for each in found], pa.int64()) for at in (0, 1)]
+    return pa.RecordBatch.from_arrays(columns, ["event", "end_code"])
 
 
 def _timeline_row(row: Mapping[str, int]) -> TimelineRow:

@@ -72,11 +72,11 @@ class MessageRow(msgspec.Struct):
     has_known_attempts: bool = True
     has_cause: bool = False
     subscription: int = 0
-    """Of a held message: event of the subscription that holds it, 0 if that is not known."""
+    """Event of the subscription that holds a held message; 0 if no subscription does, or the event is not known."""
     dispatched_at: int = 0
-    """Of a held message, else 0."""
+    """Time of the dispatch of a held message; 0 if the message is not held."""
     is_started: bool = False
-    """Of a held message, else False."""
+    """True if the message is held, and its processing has begun."""
     is_blocking: bool = False
     """True if all messages after this delayed one wait for it, not only those of its group."""
     is_expiring: bool = False

@@ -180,7 +180,7 @@ def _recovered(row: TimelineRow) -> int:
 
 
 class Subscription:
-    """Subscriptions with one number: one, or none that is known. A number is used twice only in another run."""
+    """All subscriptions with one number. In one run there is at most one; there is none if its start is not known."""
 
     def __init__(self, rows: Sequence[TimelineRow], resets: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
         self.states: dict[int, list[ConsumerRow]] = {}

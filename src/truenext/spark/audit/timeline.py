@@ -69,7 +69,7 @@ def timeline(
     """
     own = events.where("queue is not null")
     if after_ends is not None:
-        own = own.join(F.broadcast(after_ends), "event", "left")
+        own = own.join(after_ends, "event", "left")
     else:
         own = own.withColumn("end_code", F.lit(None).cast("bigint"))
     of_queues = marks.crossJoin(F.broadcast(own.select("queue").distinct()))
