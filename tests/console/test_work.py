@@ -14,6 +14,7 @@ from tests.console.here import Browser, ConsoleHere, console_here
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.blocking import Connection
+from truenext.console.work import Totals
 
 CAUSES = ("ValueError: one", "ValueError: two", "")
 
@@ -108,6 +109,44 @@ def test_dead_letter_queue_of_a_policy_is_one(tmp_path: Path) -> None:
         run(broker, test)
     finally:
         broker.clean_up()
+
+
+def test_messages_that_cannot_go_back_are_told_with_what_helps(
+    open_broker: BrokerProcess, connection: Connection
+) -> None:
+    """Fixed: dead letters without an original queue were said to be held by consumers."""
+    connection.send("/queue/DLQ.unnamed", "a")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        asked = await browser.page("/action?verb=redrive&queue=DLQ.unnamed")
+        why = "held by consumers, still being committed, or with an unknown original queue"
+        assert asked["sentences"] == [
+            "Nothing would happen: no message can be taken.",
+            f"1 message would stay: {why} (`truenext move` moves those to a queue).",
+        ]
+        assert asked["post"] == ""
+
+    run(open_broker, test)
+
+
+def test_preview_that_has_found_nothing_so_far_says_so(
+    open_broker: BrokerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: such a preview said that at least 0 messages would move."""
+    connection.send("/queue/DLQ.looked-at", "a")
+
+    async def nothing_yet(*_: object) -> tuple[Totals, bool]:
+        return Totals(), False
+
+    monkeypatch.setattr("truenext.console.views.acting.preview", nothing_yet)
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        path = "/action?verb=redrive&queue=DLQ.looked-at"
+        assert "found so far" in (await browser.page(path))["sentences"][0]
+        text = (await browser.get(path)).text
+        assert "at least 0" not in text and "or more" not in text
+
+    run(open_broker, test)
 
 
 def test_chosen_messages_are_moved_and_others_stay(open_broker: BrokerProcess, connection: Connection) -> None:
