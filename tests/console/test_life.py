@@ -25,6 +25,7 @@ from truenext.console.app import PageRoute, make_app
 from truenext.console.link import Broker, Link, OlderBroker
 from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, STREAMS_MAX, Attempts, Logins
 from truenext.console.serving import ask_whether_users
+from truenext.console.views.stages import IN_A_DRAIN
 from truenext.console.visit import Visit
 from truenext.errors import Refused, TruenextError
 from truenext.model.control_answers import ConsumerReport, QueuesReport, StatusReport
@@ -224,7 +225,13 @@ def test_console_is_used_during_a_drain(tmp_path: Path, has_users: bool) -> None
                 answer = await browser.get(path, JSON)
                 assert answer.status == 200, (path, answer.text)
             found = (await browser.page("/"))["attention"]
-            assert any("being drained" in each["why"] for each in found if "Processes" in each["what"])
+            assert [each["what"] for each in found] == [
+                "The broker is being drained",
+                "Processes of stages are not known",
+            ]
+            again = "; log in again once the drain has ended" if has_users else ""
+            assert found[1]["why"] == f"{IN_A_DRAIN}{again}"
+            assert (await browser.page("/stages"))["note"] == found[1]["why"]
             async with truenext.connect(broker.url, **login) as operator:
                 await operator.control_request("pause", {"queue": "a"})
             page = await browser.page("/queue?name=a")
