@@ -84,6 +84,28 @@ def test_one_group_is_redriven_and_its_end_is_seen(open_broker: BrokerProcess, c
     run(open_broker, test)
 
 
+def test_groups_are_read_on_from_where_the_page_has_ended(
+    open_broker: BrokerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: each time the page began at the first message again, and took ten times as long."""
+    for name in ("READ_S", "READ_ON_S"):
+        monkeypatch.setattr(f"truenext.console.views.dead_letters.{name}", 0.0)
+    connection.send_many("/queue/DLQ.parts", [str(number) for number in range(1200)])
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        page = await browser.page("/dead-letters?queue=DLQ.parts")
+        counts = [page["read"]]
+        while page["is_part"]:
+            text = (await browser.get("/dead-letters?queue=DLQ.parts")).text
+            assert f"{counts[0]} messages of 1,200 read so far" in text
+            page = await browser.page(page["go_on"])
+            counts.append(page["read"])
+            assert sum(group["count"] for group in page["groups"]) == page["read"] and page["total"] == 1200
+        assert len(counts) > 2 and counts == sorted(set(counts)) and counts[-1] == 1200
+
+    run(open_broker, test)
+
+
 def test_dead_letter_queue_of_a_policy_is_one(tmp_path: Path) -> None:
     """Fixed: only queues DLQ. + anything were shown as dead-letter queues, and could be re-driven."""
     broker = BrokerProcess(tmp_path, policy={"dead_letters": "failed"})

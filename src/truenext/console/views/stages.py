@@ -34,7 +34,11 @@ async def gathered_processes(visit: Visit) -> tuple[list[SeenProcess], str]:
     gathering = visit.shared.stages
     gathering.join(Member(visit.login, visit.is_open))
     await gathering.ready()
-    return gathering.processes(), _operators_words(gathering.error, visit.gathering().latest.status)
+    if not gathering.error:
+        return gathering.processes(), ""
+    broker = visit.gathering()
+    await broker.ready()
+    return gathering.processes(), _operators_words(gathering.error, broker.latest.status)
 
 
 def _operators_words(error: str, status: StatusReport | None) -> str:
