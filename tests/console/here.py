@@ -26,6 +26,8 @@ from truenext.console.shared import Shared
 HOST = "127.0.0.1:8161"
 HERE = public_address(Listen("http", "127.0.0.1", 8161), [])
 JSON = {"accept": "application/json"}
+GONE_S = 5.0
+"""Seconds in which the console ends a request whose browser has gone."""
 _TOKEN = re.compile(r'name="token"\s+value="([0-9a-f]*)"')
 
 
@@ -160,7 +162,9 @@ class Browser:
                 yield message
             await task
         finally:
+            # A server only says that the browser has gone.
             gone.set()
+            await asyncio.wait({task}, timeout=GONE_S)
             task.cancel()
             await asyncio.wait({task})
 

@@ -253,6 +253,7 @@ MESSAGE = messages.MessagePage(
 
 DEAD_LETTERS = dead_letters.DeadLetters(
     queue="DLQ.orders.new",
+    total=1204,
     queues=[row("DLQ.orders.new", waiting=1204, consumers=0), row("DLQ.bills", waiting=3, consumers=0)],
     next="",
     groups=[

@@ -42,6 +42,14 @@ def test_queue_wants_attention_if_a_consumer_holds_a_message_for_long(
         assert shown.what.startswith("a: a consumer has held a message for ") and "Held: 7." in shown.why
 
 
+def test_processes_that_are_not_asked_come_behind_what_is_worse_and_the_drain() -> None:
+    """Fixed: in a drain, the first item was that processes are not known, above those that are bad."""
+    status = SimpleNamespace(stuck=[], disk_level="plenty", log=UNSET, ready=False)
+    bad = _report("a", waiting=1, oldest_s=VERY_OLD_S)
+    shown = find_attention(cast(StatusReport, status), [bad], [], {}, {}, [], 0, "why")
+    assert [each.what[:12] for each in shown] == ["a: nothing c", "The broker i", "Processes of"]
+
+
 def test_worse_of_two_reasons_is_told() -> None:
     both = _report("a", waiting=1, consumers=1, oldest_s=VERY_OLD_S, held_s=OLD_S)
     assert judge_queue(both) == ("bad", "the oldest message has waited for 1 h 0 min", "oldest", VERY_OLD_S)

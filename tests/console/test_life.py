@@ -21,9 +21,12 @@ from tests.drawing import each_one_of
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
+from truenext.console.app import PageRoute, make_app
 from truenext.console.link import Broker, Link, OlderBroker
 from truenext.console.logins import IDLE_S, LOGIN_S, LOGINS_MAX, STREAMS_MAX, Attempts, Logins
 from truenext.console.serving import ask_whether_users
+from truenext.console.views.stages import IN_A_DRAIN
+from truenext.console.visit import Visit
 from truenext.errors import Refused, TruenextError
 from truenext.model.control_answers import ConsumerReport, QueuesReport, StatusReport
 
@@ -166,6 +169,31 @@ def test_login_has_a_bounded_number_of_streams_and_an_ended_one_frees_its_place(
     run(open_broker, test)
 
 
+def test_page_whose_browser_has_gone_is_not_worked_for(open_broker: BrokerProcess) -> None:
+    """Fixed: the console went on asking the broker to count dead letters for browsers that had left."""
+    # C35.9
+    working, ended = asyncio.Event(), asyncio.Event()
+
+    async def load(visit: Visit) -> Any:
+        working.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def test(console: ConsoleHere) -> None:
+        app = make_app(console.console, [PageRoute("/slow", "queues", "Slow", load)])
+        browser = Browser(console.console, app)
+        browser.cookies = (await console.opened()).cookies
+        leaving = asyncio.create_task(anext(browser.messages("GET", "/slow", JSON)))
+        await working.wait()
+        leaving.cancel()
+        async with asyncio.timeout(3):
+            await ended.wait()
+
+    run(open_broker, test)
+
+
 async def stream(browser: Browser, path: str) -> AsyncIterator[str]:
     """Yield the events of a page's stream."""
     async for message in browser.messages("GET", path, {"accept": "text/html, text/event-stream"}):
@@ -197,7 +225,13 @@ def test_console_is_used_during_a_drain(tmp_path: Path, has_users: bool) -> None
                 answer = await browser.get(path, JSON)
                 assert answer.status == 200, (path, answer.text)
             found = (await browser.page("/"))["attention"]
-            assert any("being drained" in each["why"] for each in found if "Processes" in each["what"])
+            assert [each["what"] for each in found] == [
+                "The broker is being drained",
+                "Processes of stages are not known",
+            ]
+            again = "; log in again once the drain has ended" if has_users else ""
+            assert found[1]["why"] == f"{IN_A_DRAIN}{again}"
+            assert (await browser.page("/stages"))["note"] == found[1]["why"]
             async with truenext.connect(broker.url, **login) as operator:
                 await operator.control_request("pause", {"queue": "a"})
             page = await browser.page("/queue?name=a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from tests.console.here import Browser, ConsoleHere, console_here
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
 from truenext.blocking import Connection
+from truenext.console.work import Totals
 
 CAUSES = ("ValueError: one", "ValueError: two", "")
 
@@ -83,6 +85,29 @@ def test_one_group_is_redriven_and_its_end_is_seen(open_broker: BrokerProcess, c
     run(open_broker, test)
 
 
+def test_groups_are_read_on_from_where_the_page_has_ended(
+    open_broker: BrokerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: each time the page began at the first message again, and took ten times as long."""
+    for name in ("READ_S", "READ_ON_S"):
+        # The package has a function of this name.
+        monkeypatch.setattr(import_module("truenext.console.views.dead_letters"), name, 0.0)
+    connection.send_many("/queue/DLQ.parts", [str(number) for number in range(1200)])
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        page = await browser.page("/dead-letters?queue=DLQ.parts")
+        counts = [page["read"]]
+        while page["is_part"]:
+            text = (await browser.get("/dead-letters?queue=DLQ.parts")).text
+            assert f"{counts[0]} messages of 1,200 read so far" in text
+            page = await browser.page(page["go_on"])
+            counts.append(page["read"])
+            assert sum(group["count"] for group in page["groups"]) == page["read"] and page["total"] == 1200
+        assert len(counts) > 2 and counts == sorted(set(counts)) and counts[-1] == 1200
+
+    run(open_broker, test)
+
+
 def test_dead_letter_queue_of_a_policy_is_one(tmp_path: Path) -> None:
     """Fixed: only queues DLQ. + anything were shown as dead-letter queues, and could be re-driven."""
     broker = BrokerProcess(tmp_path, policy={"dead_letters": "failed"})
@@ -108,6 +133,44 @@ def test_dead_letter_queue_of_a_policy_is_one(tmp_path: Path) -> None:
         run(broker, test)
     finally:
         broker.clean_up()
+
+
+def test_messages_that_cannot_go_back_are_told_with_what_helps(
+    open_broker: BrokerProcess, connection: Connection
+) -> None:
+    """Fixed: dead letters without an original queue were said to be held by consumers."""
+    connection.send("/queue/DLQ.unnamed", "a")
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        asked = await browser.page("/action?verb=redrive&queue=DLQ.unnamed")
+        why = "held by consumers, still being committed, or with an unknown original queue"
+        assert asked["sentences"] == [
+            "Nothing would happen: no message can be taken.",
+            f"1 message would stay: {why} (`truenext move` moves those to a queue).",
+        ]
+        assert asked["post"] == ""
+
+    run(open_broker, test)
+
+
+def test_preview_that_has_found_nothing_so_far_says_so(
+    open_broker: BrokerProcess, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: such a preview said that at least 0 messages would move."""
+    connection.send("/queue/DLQ.looked-at", "a")
+
+    async def nothing_yet(*_: object) -> tuple[Totals, bool]:
+        return Totals(), False
+
+    monkeypatch.setattr("truenext.console.views.acting.preview", nothing_yet)
+
+    async def test(console: ConsoleHere, browser: Browser) -> None:
+        path = "/action?verb=redrive&queue=DLQ.looked-at"
+        assert "found so far" in (await browser.page(path))["sentences"][0]
+        text = (await browser.get(path)).text
+        assert "at least 0" not in text and "or more" not in text
+
+    run(open_broker, test)
 
 
 def test_chosen_messages_are_moved_and_others_stay(open_broker: BrokerProcess, connection: Connection) -> None:

@@ -677,3 +677,11 @@ def test_connection_that_began_during_a_drain_gives_no_takeover(broker: BrokerPr
     connected = client.send_connect("1.2", "0,0", headers={"truenext-client": "2", "truenext-secret": secret})
     assert connected.headers["truenext-taken-over"] == "false"
     assert connected.headers["truenext-control-only"] == "draining"
+
+
+def test_ps_says_in_one_sentence_that_no_process_answers_in_a_drain(broker: BrokerProcess) -> None:
+    """Fixed: it said that a message is not confirmed and may have arrived."""
+    Operator(broker).begin()
+    done = broker.truenext("stages", "ps")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("truenext: processes do not answer, because the broker is being drained")

@@ -15,6 +15,7 @@ from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, bodies, numbered
 from truenext.model.header_lines import ADDED_HEADERS
+from truenext.model.left_messages import LEFT_TEXTS
 from truenext.wire.stomp.frame import Frame
 
 POISON, HEALTHY = 200, 2000
@@ -464,7 +465,7 @@ def test_redrive_leaves_held_messages_and_messages_that_were_not_dead_lettered(
     client.subscribe(f"DLQ.{queue}", prefetch=1)
     held = client.message()
     moved = broker.truenext("redrive", f"DLQ.{queue}")
-    remaining = "2 left: held by consumers, still being committed, or with an unknown original queue\n"
+    remaining = f"2 left: {LEFT_TEXTS['redrive']}\n"
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{remaining}")
     client.ack(held, confirmed=True)
     assert client.message().body == b"sent there"

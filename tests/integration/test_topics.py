@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, bodies
+from truenext.model.left_messages import LEFT_TEXTS
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 
@@ -522,12 +523,10 @@ def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_
     assert broker.output_of("redrive", dead).splitlines() == [
         "0 moved",
         *(f"1 left: they failed in {name}, {why}" for name in ended),
-        "1 left: held by consumers, still being committed, or with an unknown original queue",
+        f"1 left: {LEFT_TEXTS['redrive']}",
     ]
     assert broker.output_of("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
-    assert broker.output_of("redrive", dead).splitlines()[1:] == [
-        "1 left: held by consumers, still being committed, or with an unknown original queue"
-    ]
+    assert broker.output_of("redrive", dead).splitlines()[1:] == [f"1 left: {LEFT_TEXTS['redrive']}"]
 
 
 # ---- Comparisons that take long ----

@@ -18,9 +18,6 @@ from truenext.cli.bulk_work import (
 from truenext.cli.connection import BrokerOptions, broker_options
 from truenext.cli.values import COUNT, QueueNameParam
 
-HELD = "held by consumers, or still being committed"
-
-
 count_option = click.option(
     "--count", type=COUNT, help="Largest number of messages to move; the true next comes first."
 )
@@ -44,8 +41,7 @@ def redrive(queue: str, as_json: bool, broker: BrokerOptions, **options: Any) ->
     subscription that does not exist any more: `truenext move` can move them to a queue. If the command is interrupted,
     a second call continues. Exits 1 if the message of an --id was not moved.
     """
-    remaining_reason = "held by consumers, still being committed, or with an unknown original queue"
-    kind = BulkWorkKind("redrive", "moved", remaining_reason)
+    kind = BulkWorkKind("redrive", "moved")
     BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)
 
 
@@ -67,7 +63,7 @@ def move(queue: str, to: str, as_json: bool, broker: BrokerOptions, **options: A
     Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too. If
     the command is interrupted, a second call continues. Exits 1 if the message of an --id was not moved.
     """
-    kind = BulkWorkKind("move", "moved", HELD)
+    kind = BulkWorkKind("move", "moved")
     BulkWork(kind, {"queue": queue, "to": to}, **options).run(broker, as_json=as_json)
 
 
@@ -87,5 +83,5 @@ def purge(queue: str, is_confirmed: bool, as_json: bool, broker: BrokerOptions, 
     """
     if not (is_confirmed or options["dry_run"]) and sys.stdin is not None and sys.stdin.isatty():
         terminal.require_typed("queue", queue, "remove these messages for ever")
-    kind = BulkWorkKind("purge", "removed", HELD)
+    kind = BulkWorkKind("purge", "removed")
     BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)

@@ -17,6 +17,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import ANY_TEXT, COUNT, SELECTOR
 from truenext.errors import Code, Refused
+from truenext.model.left_messages import LEFT_TEXTS
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
 selector_option = click.option(
@@ -110,8 +111,6 @@ def queue_count(connection: Connection, queue: str, name: str) -> int | None:
 class BulkWorkKind(NamedTuple):
     verb: str
     participle: str
-    remaining_reason: str
-    """Reason, shown to the user, why messages may be left in the queue."""
     noun: str = "messages"
     counted: str = "waiting"
     """Column, in the broker's answer to `queues`, that counts the messages of this work."""
@@ -208,4 +207,4 @@ class BulkWork:
             why = f"they failed in {terminal.escape_line(name)}, which does not exist any more"
             terminal.echo(f"{count:,} left: {why}; `truenext move` moves them to a queue")
         if left := self._left_count - self._left_of_ended.total():
-            terminal.echo(f"{left:,} left: {self._kind.remaining_reason}")
+            terminal.echo(f"{left:,} left: {LEFT_TEXTS[self._kind.verb]}")

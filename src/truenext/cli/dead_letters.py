@@ -10,6 +10,7 @@ from truenext.cli.connection import BrokerOptions, broker_options, connected, se
 from truenext.cli.terminal import format_age, format_utc
 from truenext.cli.values import QueueNameParam
 from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
+from truenext.model.left_messages import HELD
 from truenext.model.limits import DEAD_LETTER_GROUPS_MAX
 from truenext.model.numerals import count_noun
 
@@ -75,7 +76,7 @@ def _print(queue: str, groups: DeadLetterGroups, left: int) -> None:
     if rows:
         terminal.print_columns(("count", "first", "last", "origin", "reason", "cause"), rows)
     if left:
-        terminal.echo(f"{left:,} not counted: held by consumers, or still being committed")
+        terminal.echo(f"{left:,} not counted: {HELD}")
 
 
 def _times(group: DeadLetterGroup) -> tuple[str, str]:

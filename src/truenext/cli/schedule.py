@@ -14,9 +14,8 @@ from truenext.cli.bulk_work import BulkWork, BulkWorkKind, id_option, json_optio
 from truenext.cli.connection import BrokerOptions, broker_options, connected, send_control_request
 from truenext.cli.values import COUNT, DestinationParam
 from truenext.model.destination import DestinationKind, parse_stored_address
+from truenext.model.left_messages import LEFT_TEXTS
 from truenext.model.schedule import FOR_EVER
-
-DAMAGED = "their records are damaged"
 
 WIDTH = 40
 """Largest number of characters of a body in a table."""
@@ -56,7 +55,7 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
     if total > count:
         terminal.echo(f"{count:,} of {total:,}; --count shows more", err=True)
     if damaged:
-        terminal.echo(f"{damaged:,} not shown: {DAMAGED}", err=True)
+        terminal.echo(f"{damaged:,} not shown: {LEFT_TEXTS['unschedule']}", err=True)
 
 
 @click.command()
@@ -74,7 +73,7 @@ def unschedule(destination: str, as_json: bool, broker: BrokerOptions, **options
 
     Write DESTINATION as `truenext scheduled` shows it. Exits 1 if the send of an --id was not cancelled.
     """
-    kind = BulkWorkKind("unschedule", "cancelled", DAMAGED, noun="sends", counted="scheduled")
+    kind = BulkWorkKind("unschedule", "cancelled", noun="sends", counted="scheduled")
     BulkWork(kind, _request_target(destination), **options).run(broker, as_json=as_json)
 
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -51,6 +51,9 @@ STREAM_BUSY_MAX = 0.005
 """Largest part of the time in which a stream asks the broker, unless LIVE_S_MAX is longer."""
 HEART_BEAT_S = 15.0
 """Time after which a stream without news sends a comment, so that a closed browser is noticed."""
+
+CLIENT_HAS_GONE = 499
+"""Status of a response that nobody gets."""
 
 Parameters = Mapping[str, list[str]]
 
@@ -328,18 +331,19 @@ class Requests:
         return self.with_login(show)
 
     def with_login(
-        self, respond: Callable[[Request, Entry], Awaitable[Response]]
+        self, respond: Callable[[Request, Entry], Coroutine[Any, Any, Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler that responds to requests with a login, and asks others to log in. Errors that `respond`
-        raises are shown as a page."""
+        raises are shown as a page. A GET ends once its client has gone."""
 
         async def handle(request: Request) -> Response:
             login = self._login(request)
             if login is None:
                 return self._ask_to_log_in(request)
             entry = Entry(self._console, login)
+            response = respond(request, entry)
             try:
-                return await respond(request, entry)
+                return await (_until_gone(request, response) if request.method == "GET" else response)
             except (TruenextError, TimeoutError) as error:
                 return await self._fail(request, error, login, entry.rights)
 
@@ -578,6 +582,27 @@ async def load(route: PageRoute, visit: Visit) -> msgspec.Struct:
     if not route.is_shown(visit.rights):
         raise NotAllowed(f"user {visit.rights.name!r} may not see this page: it needs the right monitor")
     return await route.load(visit)
+
+
+async def _until_gone(request: Request, response: Coroutine[Any, Any, Response]) -> Response:
+    """Return the response to a GET. Once the client has gone, the work for it is cancelled, and the response is empty.
+
+    Raises: the errors of `response`
+    """
+    working, leaving = asyncio.create_task(response), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=CLIENT_HAS_GONE)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    """Wait until the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _accepts(request: Request, kind: str) -> bool:

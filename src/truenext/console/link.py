@@ -32,6 +32,7 @@ REQUESTS_MAX = 16
 _RESTRICTED = (
     "the broker is being drained, or has no place for more connections: messages and processes of stages are not shown"
 )
+LOG_IN_AGAIN = "; log in again once the drain has ended"
 _TEXTS_OF_OLDER_BROKERS = ("no control verb", "queues: Invalid enum value")
 RIGHTS_S = 5.0
 """Seconds for which the rights of the user are remembered. A reload may change them."""
@@ -181,7 +182,7 @@ class Link:
         if connection.health().control_only:
             # It stays so after the drain. What is refused there ends it.
             if self.user is not None:
-                raise Restricted(f"{_RESTRICTED}; log in again once the drain has ended")
+                raise Restricted(f"{_RESTRICTED}{LOG_IN_AGAIN}")
             async with self._opening:
                 connection = await self._open_whole(connection)
         return connection

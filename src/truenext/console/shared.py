@@ -13,6 +13,7 @@ from truenext.console.gathering import Member, QueueGathering, StageGathering
 from truenext.console.link import Broker
 from truenext.console.logins import Login
 from truenext.console.rights import Rights
+from truenext.console.work import GroupReading
 from truenext.flows.model import RecordedFlow
 from truenext.flows.reader import FlowReader
 from truenext.flows.search import find_flows
@@ -26,6 +27,8 @@ FLOWS_S = 2.0
 COUNTED_MAX = 1000
 SEARCHED_MAX = 5000
 """Executions that a search of the files keeps: a few MiB."""
+READINGS_MAX = 5
+"""Largest number of queues whose dead letters were read in part, and can be read on: each takes a MiB or two."""
 EVERYTHING = "monitor"
 """Name of the gathering of all that see everything; others are called after their user."""
 
@@ -107,6 +110,18 @@ class Shared:
         self.charts = Charts()
         self.stages = StageGathering()
         self._gatherings: dict[str, QueueGathering] = {}
+        self._readings: dict[tuple[Login, str], GroupReading] = {}
+
+    def take_reading(self, login: Login, queue: str) -> GroupReading | None:
+        """Return the groups of a queue that the login has read last. Until they are kept again, no other page has
+        them: it would count messages twice."""
+        return self._readings.pop((login, queue), None)
+
+    def keep_reading(self, login: Login, queue: str, reading: GroupReading) -> None:
+        """Keep groups for a page that reads on. Only the last ones are kept."""
+        self._readings[login, queue] = reading
+        while len(self._readings) > READINGS_MAX:
+            del self._readings[next(iter(self._readings))]
 
     def gathering(self, login: Login, rights: Rights, is_open: Callable[[Login], bool]) -> QueueGathering:
         """Return the gathering of all that may see the same as this login, which joins it."""

@@ -17,6 +17,7 @@ from typing import Any
 from truenext.console.answers import BulkAnswer
 from truenext.console.link import Link
 from truenext.errors import TruenextError
+from truenext.model.dead_letters import DeadLetterGroups
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,33 @@ async def pieces(ask: Ask, verb: str, request: Mapping[str, Any]) -> AsyncGenera
         answer = await ask(verb, {**request, **until, "after": after}, BulkAnswer)
         after, until = answer.next, {"until": answer.until}
         yield answer
+
+
+class GroupReading:
+    """Groups of the dead letters of a queue that were read so far. It can be read on."""
+
+    def __init__(self) -> None:
+        self.groups = DeadLetterGroups()
+        self.count = 0
+        """Number of messages that were read."""
+        self._after: tuple[int, int] | None = (0, 0)
+        self._until: dict[str, int] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        return self._after is None
+
+    async def read_on(self, ask: Ask, queue: str, seconds: float) -> None:
+        """Read one more piece, and further ones for so many seconds. Raises: the errors of `Link.ask`"""
+        end = time.monotonic() + seconds
+        while self._after is not None:
+            request = {"queue": queue, **self._until, "after": self._after}
+            answer = await ask("dead-letters", request, BulkAnswer)
+            self.groups.add(answer.groups)
+            self.count += answer.moved
+            self._after, self._until = answer.next, {"until": answer.until}
+            if time.monotonic() > end:
+                return
 
 
 class Work:

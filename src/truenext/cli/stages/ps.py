@@ -14,7 +14,7 @@ from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.terminal import format_age
 from truenext.cli.watch import show_repeatedly
 from truenext.clock import monotonic
-from truenext.errors import ConnectionLost
+from truenext.errors import Code, ConnectionLost, Refused
 from truenext.model.numerals import count_noun
 from truenext.model.process_report import REPLIES, REPORT_TTL_S, STAGES_TOPIC, ProcessReport, StageFigures
 from truenext.model.seen_processes import SeenProcess, SeenProcesses
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 GATHER_S = 2.0
 """Seconds in which reports are received after a request. With --watch also the time between two requests."""
+
+
+_CONTROL_ONLY = (
+    "processes do not answer, because the broker is being drained or has no place for more connections, as `truenext "
+    "status` says: ask again later"
+)
 
 
 @click.command()
@@ -49,6 +55,8 @@ def ps(watches: bool, as_json: bool, broker: BrokerOptions) -> None:
     The user of this command needs the right to send to /topic/truenext.stages.
     """
     with connected(broker, reconnect=watches) as connection, connection.consumer(REPLIES) as replies:
+        if connection.health().control_only and not watches:
+            raise Refused(_CONTROL_ONLY, Code.DRAINING)
         requests = _Requests(connection, replies, watches=watches)
         if watches:
             show_repeatedly(requests.gather, lambda seen: _print(seen, as_json=as_json), pause_s=0)

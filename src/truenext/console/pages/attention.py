@@ -104,12 +104,14 @@ def find_attention(
     failures: Mapping[str, int],
     processes: Sequence[SeenProcess],
     given_up: int,
+    unasked: str = "",
 ) -> list[Attention]:
     """Return what wants attention, the worst first. `growth` is by how much each dead-letter queue has grown within
     ten minutes, `failures` how often messages of each queue have failed again within them, `given_up` the number of
-    flows that were given up within an hour."""
+    flows that were given up within an hour, `unasked` the reason why processes are not asked."""
     found = [
         *_of_broker(status),
+        *_of_unasked(processes, unasked),
         *_shorten(_of_processes(processes), "process", "/stages"),
         *_shorten(_of_dead_letters(dead_letters, growth), "dead-letter queue", "/dead-letters"),
         *_shorten(_of_queues(queues), "queue", address("/queues", order="oldest")),
@@ -167,6 +169,15 @@ def _of_broker(status: StatusReport | None) -> Iterator[Attention]:
         yield Attention(
             level="warn", what="The broker is being drained", why="New clients may only send control requests."
         )
+
+
+def _of_unasked(processes: Sequence[SeenProcess], why: str) -> Iterator[Attention]:
+    """Yield that processes are not asked, so that they are shown as they were."""
+    if why:
+        age_s = min((each.seen_s for each in processes), default=None)
+        last = "" if age_s is None else f"; the last answer came {age_s:,.0f} s ago"
+        what = "Processes of stages are not known"
+        yield Attention(level="warn", what=what, why=f"{why}{last}", link="/stages", action="Show")
 
 
 def _of_queues(queues: Iterable[QueueReport]) -> Iterator[Attention]:

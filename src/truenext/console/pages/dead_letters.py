@@ -38,7 +38,9 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
     """True if the queue has more messages than were read for this page."""
     read: int
     """Number of messages that were read."""
+    total: int | None
+    """Number of messages that wait in the queue; None without a queue."""
     go_on: str
-    """Link to the same page with more messages read; "" if all were read."""
+    """Link to the same page that reads on, for some seconds; "" if all were read."""
     acts: list[Act]
     """Actions on all messages of the queue."""

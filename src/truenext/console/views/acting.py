@@ -23,6 +23,7 @@ from truenext.console.work import WORK_MAX, Selection, Totals, Work, preview
 from truenext.errors import TruenextError
 from truenext.model.destination import SPARK_PREFIX, parse_queue_name
 from truenext.model.grants import Right
+from truenext.model.left_messages import LEFT_TEXTS
 from truenext.model.numerals import count_noun
 
 GROUP_FIELDS = ("origin", "reason", "cause")
@@ -32,7 +33,6 @@ _BUTTONS = {"redrive": "Re-drive", "move": "Move", "purge": "Purge", "unschedule
 _NOUNS = {"unschedule": "scheduled send"}
 MISTYPED = "mistyped"
 """Parameter of the page that asks, after another name than that of the queue was typed."""
-HELD = "they are held by consumers, or still being committed"
 
 
 # ---- What would happen ----
@@ -107,7 +107,9 @@ def _sentences(visit: Visit, verb: str, totals: Totals, *, is_whole: bool) -> li
     noun = _NOUNS.get(verb, "message")
     number = ("" if is_whole else "at least ") + count_noun(totals.count, noun)
     if not totals.count and is_whole:
-        sentences.append(f"Nothing would happen: no {noun} is selected.")
+        sentences.append(f"Nothing would happen: no {noun} {'can be taken' if totals.left else 'is selected'}.")
+    elif not totals.count:
+        sentences.append(f"Nothing that would happen was found so far: no {noun} among those that were looked at.")
     elif verb == "redrive":
         sentences.append(f"{number} would move back to where they failed, as new arrivals with all their attempts.")
         if totals.transient:
@@ -124,7 +126,7 @@ def _sentences(visit: Visit, verb: str, totals: Totals, *, is_whole: bool) -> li
     if not is_whole:
         sentences.append("Not all messages were looked at: there are too many to count them now.")
     if left := totals.left - totals.ended.total():
-        sentences.append(f"{count_noun(left, noun)} would stay: {HELD}.")
+        sentences.append(f"{count_noun(left, noun)} would stay: {LEFT_TEXTS[verb]}.")
     for name, count in totals.ended.items():
         sentences.append(
             f"{count_noun(count, noun)} would stay: they failed in {name}, which does not exist any more. "
@@ -264,9 +266,12 @@ async def progress(visit: Visit) -> Progress:
     noun = _NOUNS.get(work.selection.verb, "message")
     sentences = []
     if work.is_over and (left := totals.left - totals.ended.total()):
-        sentences.append(f"{count_noun(left, noun)} have stayed: {HELD}.")
+        sentences.append(f"{count_noun(left, noun)} have stayed: {LEFT_TEXTS[work.selection.verb]}.")
     for name, count in totals.ended.items():
-        sentences.append(f"{count_noun(count, noun)} have stayed: they failed in {name}, which is gone.")
+        sentences.append(
+            f"{count_noun(count, noun)} have stayed: they failed in {name}, which does not exist any more. "
+            "Move them to a queue instead."
+        )
     if work.state == "stopped":
         sentences.append("What is done stays done; the same action goes on with the rest.")
     return Progress(

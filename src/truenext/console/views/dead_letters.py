@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from truenext.console.pages.bodies import decode_stage_message
 from truenext.console.pages.dead_letters import DeadLetters, Group
@@ -11,16 +10,14 @@ from truenext.console.pages.links import address, flow_link, queue_link
 from truenext.console.pages.queue_rows import queue_row
 from truenext.console.views.queues import browse, message_acts
 from truenext.console.visit import NotAllowed, Visit
-from truenext.console.work import pieces
+from truenext.console.work import GroupReading
 from truenext.model.control_answers import QueuesReport
-from truenext.model.dead_letters import DeadLetterGroup, DeadLetterGroups
+from truenext.model.dead_letters import DeadLetterGroup
 from truenext.model.order import PRIORITY_DEFAULT
 
 QUEUES = 100
-READ_MAX = 100_000
-"""Messages that are read for the groups of one page, unless the operator asks for more."""
-READ_S = 1.0
-"""Seconds after which a page shows the groups that were found so far."""
+READ_S, READ_ON_S = 1.0, 10.0
+"""Seconds after which a page shows the groups that were found so far: first, and each time the operator reads on."""
 EXAMPLES = 20
 """Groups, the largest first, for which the page looks for the flow of one message."""
 
@@ -31,12 +28,13 @@ async def dead_letters(visit: Visit) -> DeadLetters:
     queues = await visit.ask("queues", body, QueuesReport)
     if not queue and len(queues.queues) == 1 and not after:
         queue = queues.queues[0].name
-    groups, read, is_part = DeadLetterGroups(), 0, False
-    read_max = visit.number("read", READ_MAX)
+    reading, total = GroupReading(), None
     if queue:
         if not visit.rights.may_browse(queue):
             raise NotAllowed(f"user {visit.rights.name!r} may not browse {queue!r}")
-        groups, read, is_part = await _read_groups(visit, queue, read_max)
+        reading = await _read_groups(visit, queue)
+        total = await _waiting(visit, queue)
+    groups, is_part = reading.groups, bool(queue) and not reading.is_whole
     shown = list(groups)
     flows = await asyncio.gather(*(_flow_of(visit, queue, each) for each in shown[:EXAMPLES]))
     flows += [""] * (len(shown) - len(flows))
@@ -47,21 +45,31 @@ async def dead_letters(visit: Visit) -> DeadLetters:
         groups=[_group(visit, queue, each, flow) for each, flow in zip(shown, flows, strict=True)],
         others=groups.others.count if groups.others is not None else 0,
         is_part=is_part,
-        read=read,
-        go_on=address("/dead-letters", queue=queue, read=10 * read_max) if is_part else "",
+        read=reading.count,
+        total=total,
+        go_on=address("/dead-letters", queue=queue, read=max(1, reading.count)) if is_part else "",
         acts=message_acts(visit, queue, dead_letters=True) if queue else [],
     )
 
 
-async def _read_groups(visit: Visit, queue: str, read_max: int) -> tuple[DeadLetterGroups, int, bool]:
-    """Return the groups of the first messages of a queue, how many were read, and whether there are more."""
-    groups, read, until = DeadLetterGroups(), 0, time.monotonic() + READ_S * max(1, read_max // READ_MAX)
-    async for answer in pieces(visit.ask, "dead-letters", {"queue": queue}):
-        groups.add(answer.groups)
-        read += answer.moved
-        if answer.next is not None and (read >= read_max or time.monotonic() > until):
-            return groups, read, True
-    return groups, read, False
+async def _read_groups(visit: Visit, queue: str) -> GroupReading:
+    """Return the groups of the first messages of a queue: those of the page from which the operator reads on, and of
+    what follows."""
+    reads_on = bool(visit.number("read", 0))
+    former = visit.shared.take_reading(visit.login, queue) if reads_on else None
+    reading = former or GroupReading()
+    try:
+        await reading.read_on(visit.ask, queue, READ_ON_S if reads_on else READ_S)
+    finally:
+        if not reading.is_whole:
+            visit.shared.keep_reading(visit.login, queue, reading)
+    return reading
+
+
+async def _waiting(visit: Visit, queue: str) -> int | None:
+    """Return how many messages wait in a queue; None if it is gone."""
+    answer = await visit.ask("queues", {"names": [queue]}, QueuesReport)
+    return next((each.waiting for each in answer.queues), None)
 
 
 def _group(visit: Visit, queue: str, group: DeadLetterGroup, flow: str) -> Group:

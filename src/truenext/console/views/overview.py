@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from msgspec import UNSET
 
@@ -18,7 +17,6 @@ from truenext.console.views.stages import gathered_processes
 from truenext.console.visit import Visit
 from truenext.errors import ConnectionLost
 from truenext.model.control_answers import QueueReport
-from truenext.model.seen_processes import SeenProcess
 
 GROWTH_S = 600.0
 """Time within which the growth of dead-letter queues, and repeated failures, are looked at."""
@@ -47,9 +45,8 @@ async def overview(visit: Visit) -> Overview:
         },
         processes,
         given_up,
+        error,
     )
-    if error:
-        found.insert(0, _unasked(processes, error))
     if gathered.error:
         found.insert(0, Attention(level="bad", what="What follows is old", why=gathered.error))
     return Overview(
@@ -60,14 +57,6 @@ async def overview(visit: Visit) -> Overview:
         charts=overview_charts(charts, scope, now),
         covers="all queues" if visit.rights.is_monitor else "the queues on which you have a right",
     )
-
-
-def _unasked(processes: Sequence[SeenProcess], error: str) -> Attention:
-    """Return that processes are not asked, so that they are shown as they were."""
-    age_s = min((each.seen_s for each in processes), default=None)
-    last = "" if age_s is None else f"; the last answer came {age_s:,.0f} s ago"
-    what = "Processes of stages are not known"
-    return Attention(level="warn", what=what, why=f"{error}{last}", link="/stages", action="Show")
 
 
 def _growth(charts: Charts, scope: str, queue: QueueReport, now: float) -> float:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Iterable
 
 from truenext.console.gathering import Member
+from truenext.console.link import LOG_IN_AGAIN
 from truenext.console.pages.links import address
 from truenext.console.pages.overview import Figure
 from truenext.console.pages.service_rows import flow_page, flow_row, queues_of, service_rows
 from truenext.console.pages.stages import FlowPage, Flows, Stages
 from truenext.console.visit import InvalidRequest, NotAllowed, NotFound, Visit
-from truenext.model.control_answers import QueueReport, QueuesReport
+from truenext.model.control_answers import QueueReport, QueuesReport, StatusReport
+from truenext.model.disk_level import DRAINED
 from truenext.model.grants import Right, parse_pattern
 from truenext.model.limits import QUEUE_NAMES_MAX
 from truenext.model.process_report import STAGES_TOPIC
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 FLOWS = 100
 ORDERS = {"given-up": "given up", "failed": "failed", "unended": "unended", "slowest": "slowest", "last": "last"}
+IN_A_DRAIN = "the broker is being drained, so processes do not answer"
 _NO_FLOWS = "this console reads no events: start it with --events DIR, the folder that a service has as its `events`"
 
 
@@ -31,7 +34,25 @@ async def gathered_processes(visit: Visit) -> tuple[list[SeenProcess], str]:
     gathering = visit.shared.stages
     gathering.join(Member(visit.login, visit.is_open))
     await gathering.ready()
-    return gathering.processes(), gathering.error
+    if not gathering.error:
+        return gathering.processes(), ""
+    broker = visit.gathering()
+    await broker.ready()
+    return gathering.processes(), _operators_words(gathering.error, broker.latest.status)
+
+
+def _operators_words(error: str, status: StatusReport | None) -> str:
+    """Return why processes are not asked. A drain is named as such, whatever it has refused.
+
+    >>> _operators_words(f"the message is not confirmed: {DRAINED}", None)
+    'the broker is being drained, so processes do not answer'
+    >>> _operators_words("the broker does not answer in time", None)
+    'the broker does not answer in time'
+    """
+    is_drained = DRAINED in error or (status is not None and not status.ready)
+    if not error or not is_drained:
+        return error
+    return IN_A_DRAIN + (LOG_IN_AGAIN if error.endswith(LOG_IN_AGAIN) else "")
 
 
 def _may_ask(visit: Visit) -> bool:
