@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import re
 import signal
@@ -9,8 +10,9 @@ import socket
 import ssl
 import sys
 import time
+from asyncio import constants
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
@@ -24,7 +26,7 @@ from tests.drawing import each_one_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import Forked, completed_text
 from truenext import blocking
-from truenext.console.serving import Listen, parse_listen, public_address
+from truenext.console.serving import Listen, limit_handshakes, parse_listen, public_address
 from truenext.errors import ConfigurationError
 
 
@@ -135,7 +137,7 @@ UNMET: list[tuple[list[str], str]] = [
     (["--listen", "http://0.0.0.0:8161", "--allow-plaintext"], "--host"),
     (["--listen", "https://127.0.0.1:8161"], "--certificate"),
     (["--events", "/nowhere/events"], "does not exist"),
-    (["--broker", "stomp://127.0.0.1:1"], "truenext serve"),
+    (["--broker", "stomp://127.0.0.1:1"], "truenext serve`, set its address with --broker"),
 ]
 """Options that cannot be met, and a part of the error."""
 
@@ -158,7 +160,7 @@ def test_faults_that_need_a_broker_are_told_in_a_sentence(open_broker: BrokerPro
     no_key = tmp_path / "no.pem"
     no_key.write_text("no key")
     error = failed("--broker", open_broker.url, "--listen", "https://127.0.0.1:0", "--certificate", str(no_key))
-    assert "--certificate" in error
+    assert "--certificate" in error and "set --key" in error and "SSL" not in error.upper()
 
 
 def test_console_of_a_broker_with_users_may_listen_anywhere(users_broker: BrokerProcess, tmp_path: Path) -> None:
@@ -166,6 +168,29 @@ def test_console_of_a_broker_with_users_may_listen_anywhere(users_broker: Broker
     with running(tmp_path, *options) as (_, address):
         assert "open?key" not in address
         assert get(address, "/login", {"host": "127.0.0.1"}).status == 421
+
+
+def test_handshake_that_does_not_begin_ends_within_the_time_of_the_console(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fixed: such a connection stayed for a minute."""
+    monkeypatch.setattr(constants, "SSL_HANDSHAKE_TIMEOUT", 60.0)
+    monkeypatch.setattr("truenext.console.serving.HANDSHAKE_S", 0.1)
+    file = tmp_path / "console.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(file))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+
+    async def use() -> None:
+        limit_handshakes()
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS / 2) == b""
+            writer.close()
+
+    asyncio.run(use())
 
 
 # ---- Names of the console ----

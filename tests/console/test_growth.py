@@ -3,6 +3,7 @@
 import pytest
 
 from truenext.console.charts import Charts
+from truenext.console.pages.attention import _of_dead_letters
 from truenext.console.views.overview import GROWTH_S, _growth
 from truenext.model.control_answers import QueueReport
 
@@ -23,3 +24,9 @@ def test_growth_of_a_queue_with_a_chart_is_what_has_come_since() -> None:
     charts = Charts()
     charts.set(("", "DLQ.orders", "waiting"), 480, NOW - GROWTH_S)
     assert _growth(charts, "", dead(500, 9000.0), NOW) == 20
+
+
+def test_growth_of_a_queue_is_not_compared_with_a_time_before_the_broker() -> None:
+    """Fixed: a broker that was 105 s old had "1,000,000 more than ten minutes ago"."""
+    (found,) = _of_dead_letters([dead(500, 5.0)], {"DLQ.orders": 500})
+    assert found.why == "500 more within ten minutes."

@@ -53,7 +53,7 @@ def test_a_selector_a_limit_and_single_ids_choose_the_messages_to_move(broker: B
     sequence = third.headers["truenext-sequence"]
     assert broker.truenext("move", queue, f"{queue}.one", "--id", sequence).returncode == 0
     again = broker.truenext("move", queue, f"{queue}.one", "--id", sequence)
-    assert (again.returncode, again.stderr) == (1, f"truenext: messages not moved: {sequence}\n")
+    assert (again.returncode, again.stderr) == (1, f"truenext: not found: id {sequence}\n")
     assert bodies(broker.remaining_messages(f"{queue}.one")) == ["5"]
 
 
@@ -102,6 +102,9 @@ def test_a_purge_removes_waiting_messages_and_leaves_held_ones(broker: BrokerPro
     client = broker.connect()
     client.subscribe(queue, prefetch=2)
     held = client.messages(2)
+    unknown = broker.output_of("purge", queue, "--cause", "none", "--dry-run")
+    hint = f"no message of such a group was found: `truenext dead-letters {queue}` shows the groups"
+    assert unknown == f"0 would be removed\n{hint}\n"
     dry = json.loads(broker.output_of("purge", queue, "--dry-run", "--json"))
     assert (dry["count"], dry["dry_run"]) == (8, True)
     left = "1 left: held by consumers, or still being committed\n"
@@ -136,7 +139,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     assert broker.output_of("purge", queue) == f"0 removed\n3 left: {why}"
     named = broker.truenext("move", queue, f"{queue}.new", "--id", sequence)
     assert (named.returncode, named.stdout) == (1, f"0 moved\n1 left: {why}")
-    assert named.stderr == f"truenext: messages not moved: {sequence}\n"
+    assert named.stderr == f"truenext: messages not moved: id {sequence}\n"
 
 
 @pytest.mark.parametrize(

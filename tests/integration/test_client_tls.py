@@ -233,7 +233,11 @@ def test_broker_with_a_certificate_of_another_authority_is_refused(
     connect: Connect, broker: TlsBroker, strangers: Certificates
 ) -> None:
     logged = len(broker.log)
-    check_no_broker(connect, broker.url, f"the broker's certificate is not accepted: {UNKNOWN}", ca=strangers.ca)
+    reason = (
+        f"unable to get local issuer certificate; ca {str(strangers.ca)!r} (--ca, TRUENEXT_CA) does not have the "
+        "certificate that signed it"
+    )
+    check_no_broker(connect, broker.url, f"the broker's certificate is not accepted: {reason}", ca=strangers.ca)
     # The client has told it the reason.
     await_until(lambda: "unknown ca: the client does not trust the broker's certificate" in broker.log[logged:])
 

@@ -148,8 +148,8 @@ def test_certificate_that_is_not_accepted_is_the_reason_why_there_is_no_broker(
                 broker.url,
                 Credentials(ca=str(other.ca)),
                 # This broker shows the certificate of its authority as well, since it checks those of clients with it.
-                "the broker's certificate is not accepted: self-signed certificate in certificate chain; set ca "
-                "(--ca, TRUENEXT_CA) to a file with the certificate that signed it",
+                "the broker's certificate is not accepted: self-signed certificate in certificate chain; ca "
+                f"{str(other.ca)!r} (--ca, TRUENEXT_CA) does not have the certificate that signed it",
             ),
             (expired.url, own, "the broker's certificate is not accepted: certificate has expired"),
             (tls_at_plain, own, "the port does not speak TLS 1.2 or later: perhaps the port is for stomp://"),

@@ -823,9 +823,15 @@ def test_purge_on_a_terminal_asks_for_the_name_of_the_queue(
 ) -> None:
     run_work = mock.Mock()
     monkeypatch.setattr(BulkWork, "run", run_work)
+    monkeypatch.setattr("truenext.cli.bulk.connected", mock.MagicMock())
+    monkeypatch.setattr("truenext.cli.bulk.queue_count", lambda *_: 1234)
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: is_terminal, raising=False)
     done = CliRunner().invoke(main, ["purge", "orders", *options], input=f"{typed}\n")
-    assert ("Type the name of the queue, orders, to remove these messages for ever:" in done.stderr) is asks
+    which = (
+        "messages that match (their number is not known" if options else "the 1,234 messages that wait in it for ever:"
+    )
+    assert (which in done.stderr) is asks
+    assert ("Type the name of the queue, orders, to remove " in done.stderr) is asks
     assert run_work.called is is_done
     if not is_done:
         assert done.exit_code == 2 and "that is not the name of the queue: nothing was changed" in done.stderr

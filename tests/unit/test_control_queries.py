@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -27,7 +28,7 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, AckMode, ControlRequest, Nack, Send, Subscribe
-from truenext.model.control_answers import CommitsReport
+from truenext.model.control_answers import CommitsReport, PolicyReport, SettingReport
 from truenext.model.destination import parse_address
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
@@ -648,3 +649,10 @@ def test_status_has_the_sizes_of_the_store_as_of_now() -> None:
         driver.store.disk_level_bytes = {"database_used": used, "database_limit": 9}
         driver.store.journal_size = JournalSize(used, 99)
         assert driver.answer("status")["disk_bytes"] == {"database_used": used, "database_limit": 9}
+
+
+def test_whole_numbers_of_a_policy_are_read_as_whole_numbers() -> None:
+    """Fixed: the console showed `attempts_max 1000000.0`."""
+    settings = {"attempts_max": SettingReport(1_000_000, "default"), "backoff": SettingReport(1.5, "default")}
+    read = msgspec.json.decode(msgspec.json.encode(PolicyReport("orders", settings)), type=PolicyReport)
+    assert [repr(each.value) for each in read.settings.values()] == ["1000000", "1.5"]

@@ -584,5 +584,5 @@ def test_time_of_the_tls_handshake_counts_towards_the_opening(caplog: pytest.Log
     # No answer can be encrypted.
     assert rig.state is Life.CLOSED and not tls.send.called
     (record,) = caplog.records
-    assert (record.message, cast(Any, record).reason) == ("client refused", "no HELLO in time")
+    assert (record.message, cast(Any, record).reason) == ("client refused", "no TLS handshake within 7 seconds")
     rig.close()

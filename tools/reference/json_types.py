@@ -65,7 +65,7 @@ def type_text(hint: Any) -> str:
     if origin is Annotated:
         return _limited(arguments[0], arguments[1])
     if origin in (Union, UnionType):
-        kinds = [type_text(each) for each in arguments if each not in (NoneType, UnsetType)]
+        kinds = list(dict.fromkeys(type_text(each) for each in arguments if each not in (NoneType, UnsetType)))
         separator = "; or " if any(", " in kind for kind in kinds) else " or "
         return separator.join((*kinds, "null") if NoneType in arguments else kinds)
     if origin is Literal:

@@ -19,6 +19,8 @@ _VERIFY = {
     ClientCertificates.ASKED: ssl.CERT_OPTIONAL,
     ClientCertificates.REQUIRED: ssl.CERT_REQUIRED,
 }
+_NO_PEM = "there is no certificate, or no private key, in PEM"
+"""Reason for which a file of a certificate or key is unusable, where OpenSSL gives none."""
 
 
 class Certificates(NamedTuple):
@@ -63,10 +65,13 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         context.load_cert_chain(settings.certificate, key, password=_no_password)
     except ssl.SSLError as error:
         # Of a file without a certificate or key OpenSSL gives no reason.
-        reason = reason_of(error) if error.reason else "one of them has no certificate, or no private key, in PEM"
-        raise ConfigurationError(
-            f"certificate {settings.certificate} and key {key} cannot be used: {reason}"
-        ) from error
+        reason = reason_of(error) if error.reason else _NO_PEM
+        if settings.key is None:
+            named = f"certificate {settings.certificate}"
+            reason += "; if its private key is in another file, set key (--key)"
+        else:
+            named = f"certificate {settings.certificate} and key {key}"
+        raise ConfigurationError(f"{named} cannot be used: {reason}") from error
     if settings.client_ca is not None:
         try:
             context.load_verify_locations(settings.client_ca)

@@ -1,6 +1,7 @@
 """`truenext redrive`, `move` and `purge`: bulk work on the messages of a queue."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -13,10 +14,12 @@ from truenext.cli.bulk_work import (
     group_options,
     id_option,
     json_option,
+    queue_count,
     selector_option,
 )
-from truenext.cli.connection import BrokerOptions, broker_options
+from truenext.cli.connection import BrokerOptions, broker_options, connected
 from truenext.cli.values import COUNT, QueueNameParam
+from truenext.model.numerals import count_noun
 
 count_option = click.option(
     "--count", type=COUNT, help="Largest number of messages to move; the true next comes first."
@@ -79,9 +82,18 @@ def purge(queue: str, is_confirmed: bool, as_json: bool, broker: BrokerOptions, 
     """Remove the messages that wait in QUEUE.
 
     Messages that consumers hold stay, and their number is printed. Messages that are sent meanwhile may stay, too. If
-    standard input is a terminal, asks for the name of the queue first.
+    standard input is a terminal, says how many wait, and asks for the name of the queue first. Otherwise nothing is
+    asked: use --dry-run before.
     """
     if not (is_confirmed or options["dry_run"]) and sys.stdin is not None and sys.stdin.isatty():
-        terminal.require_typed("queue", queue, "remove these messages for ever")
+        terminal.require_typed("queue", queue, f"remove {_describe_purged(queue, broker, options)} for ever")
     kind = BulkWorkKind("purge", "removed")
     BulkWork(kind, {"queue": queue}, **options).run(broker, as_json=as_json)
+
+
+def _describe_purged(queue: str, broker: BrokerOptions, options: Mapping[str, Any]) -> str:
+    if options["selector"] is not None or options["group"] is not None:
+        return "its messages that match (their number is not known; --dry-run counts them)"
+    with connected(broker) as connection:
+        count = queue_count(connection, queue, "waiting") or 0
+    return f"the {count_noun(count, 'message')} that {'waits' if count == 1 else 'wait'} in it"

@@ -29,7 +29,11 @@ dead_letter_selector_option = click.option(
     help='Only messages that this JMS selector matches, such as "truenext_original_attempts > 2". A header with '
     "hyphens is named with underscores.",
 )
-_GROUP_FIELDS = {"origin": "", "reason": "", "cause": "; other words with digits in it, such as ids, match too"}
+_GROUP_FIELDS = {
+    "origin": "",
+    "reason": "",
+    "cause": "; words with other digits, such as ids, or a # for them, match too",
+}
 """Fields of a GroupFilter, each with the end of its help."""
 
 
@@ -168,8 +172,10 @@ class BulkWork:
             terminal.echo(f"truenext: {self._error}", err=True)
             raise SystemExit(1)
         if self._missing:
-            numbers = ", ".join(map(str, sorted(self._missing)))
-            terminal.echo(f"truenext: {self._kind.noun} not {self._kind.participle}: {numbers}", err=True)
+            ids = ", ".join(f"id {number}" for number in sorted(self._missing))
+            # What stays was found.
+            what = f"{self._kind.noun} not {self._kind.participle}" if self._left_count else "not found"
+            terminal.echo(f"truenext: {what}: {ids}", err=True)
             raise SystemExit(1)
 
     def _run_all_pieces(self, connection: Connection) -> None:
@@ -198,6 +204,11 @@ class BulkWork:
             terminal.echo(f"{count:,} {self._done} to {name}")
         if not self._moved_to:
             terminal.echo(f"{self._count:,} {self._done}")
+        if "group" in self._request and not (self._count or self._left_count):
+            terminal.echo(
+                "no message of such a group was found: `truenext dead-letters "
+                f"{terminal.escape_line(self._request['queue'])}` shows the groups"
+            )
         if self._transient_count:
             terminal.echo(
                 f"{self._transient_count:,} of these as transient messages, as they were sent: a crash of the broker "

@@ -10,9 +10,10 @@ import click
 
 from truenext.cli import logs, terminal
 from truenext.cli.connection import broker_urls_option, ca_option
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import TEXT, PathParam
 from truenext.client.core.credentials import Credentials
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, NoBroker
 
 DEFAULT_LISTEN = "http://127.0.0.1:8161"
 
@@ -98,7 +99,10 @@ def console(
         allows_plaintext=allow_plaintext,
     )
     terminal.set_line_buffering()
-    asyncio.run(run_console(options, _announce))
+    try:
+        asyncio.run(run_console(options, _announce))
+    except NoBroker as error:
+        raise CommandFailure(error, "--broker") from error
 
 
 def _announce(url: str) -> None:

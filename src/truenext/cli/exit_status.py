@@ -60,10 +60,12 @@ ADDRESS_HINT = "check the address, which --url or TRUENEXT_URL sets"
 class CommandFailure(click.ClickException):
     """Error of a command. It is printed in one line, without a traceback."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, url_option: str = "--url") -> None:
+        """Word an error. `url_option` is the command's option for addresses of brokers."""
         message = str(error)
         if isinstance(error, NoBroker) and not error.is_listening:
-            message = f"{error}; {START_HINT if error.is_refused else ADDRESS_HINT}"
+            hint = START_HINT if error.is_refused else ADDRESS_HINT
+            message = f"{error}; {hint.replace('--url', url_option)}"
         elif isinstance(error, OSError) and error.filename is not None:
             message = f"{error.filename}: {error.strerror}"
         super().__init__(message)

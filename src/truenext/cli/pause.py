@@ -20,7 +20,10 @@ def pause(queue: str, broker: BrokerOptions) -> None:
     Consumers keep the messages that they hold, and messages can be sent. A queue that does not exist is created.
     """
     if _request("pause", queue, broker)["created"]:
-        terminal.echo(f"there was no queue {queue!r}: created and paused")
+        terminal.echo(
+            f"there was no queue {queue!r}: created and paused; if it is unused, it disappears a minute after "
+            "`truenext resume`"
+        )
 
 
 @click.command()

@@ -70,7 +70,7 @@ def _shake_hands(client: Client, sock: socket.socket, address: Address) -> Steps
     try:
         yield from handshake_steps(sock, tls)
     except ssl.SSLError as error:
-        raise OSError(reason_of(error)) from error
+        raise OSError(reason_of(error, client.options.credentials)) from error
     return tls
 
 

@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Iterable
 
-from truenext.client.core.credentials import Credentials
+from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import Address
 
@@ -61,14 +61,15 @@ def make_context(files: Credentials) -> ssl.SSLContext:
     return context
 
 
-def reason_of(error: Exception) -> str:
-    """Return the reason for which TLS has failed, in words. Positions in OpenSSL's source code are left out."""
+def reason_of(error: Exception, files: Credentials = NO_CREDENTIALS) -> str:
+    """Return the reason for which TLS has failed with these files, in words. Positions in OpenSSL's source code are
+    left out."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = (
-            "; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it"
-            if error.verify_code in _UNKNOWN_AUTHORITY
-            else ""
-        )
+        hint = ""
+        if error.verify_code in _UNKNOWN_AUTHORITY and files.ca is None:
+            hint = "; set ca (--ca, TRUENEXT_CA) to a file with the certificate that signed it"
+        elif error.verify_code in _UNKNOWN_AUTHORITY:
+            hint = f"; ca {files.ca!r} (--ca, TRUENEXT_CA) does not have the certificate that signed it"
         return f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}{hint}"
     if isinstance(error, ssl.SSLError):
         return _tls_reason(error)

@@ -82,8 +82,12 @@ def post_refusal(address: Address, headers: Mapping[str, str]) -> str | None:
     site = headers.get("sec-fetch-site")
     if site is None and not address.has_tls and not address.is_loopback:
         return None
+    if site is None:
+        return (
+            "this request has no header Sec-Fetch-Site, by which browsers tell where it comes from: use a newer browser"
+        )
     if site != "same-origin":
-        return "this request does not come from a page of this console, or the browser is too old to tell"
+        return "this request does not come from a page of this console: open the page again, and use its buttons"
     return None
 
 

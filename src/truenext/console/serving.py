@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+from asyncio import constants
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ from truenext.version import VERSION
 PORTS = {"http": 80, "https": 443}
 CONNECTIONS_MAX = 500
 """Largest number of requests and streams at once."""
+HANDSHAKE_S = 8.0
+"""Seconds that a browser has for its TLS handshake."""
 STOP_S = 3
 """Seconds that requests have to end when the console is stopped."""
 
@@ -238,6 +241,7 @@ async def run_console(options: ConsoleOptions, announce: Callable[[str], None]) 
         shared = Shared(broker, options.events, settings)
         console = Console(shared, public_address(listen, options.hosts), has_users=has_users, renderer=Renderer())
         server = _Server(_server_config(console, options))
+        limit_handshakes()
         console.start()
         _stop_on_signals(server, console)
         announce(f"{listen.url}/" if has_users else f"{listen.url}/open?key={console.key}")
@@ -270,10 +274,24 @@ def _server_config(console: Console, options: ConsoleOptions) -> uvicorn.Config:
     try:
         config.load()
     except ssl.SSLError as error:
-        raise ConfigurationError(f"--certificate {options.certificate}: {reason_of(error)}") from error
+        # Of a file without a certificate or key OpenSSL gives no reason.
+        reason = reason_of(error) if error.reason else _no_pem(options)
+        raise ConfigurationError(f"--certificate {options.certificate}: {reason}") from error
     except OSError as error:
         raise ConfigurationError(f"--certificate {options.certificate}: {error.strerror}") from error
     return config
+
+
+def limit_handshakes() -> None:
+    """Limit the time of TLS handshakes in this process."""
+    # uvicorn has no setting for this, and asyncio gives a minute to a connection that sends nothing.
+    constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE_S
+
+
+def _no_pem(options: ConsoleOptions) -> str:
+    if options.key is None:
+        return "it has no certificate, or no private key, in PEM: if its private key is in another file, set --key"
+    return f"it has no certificate, or {options.key} no private key, in PEM"
 
 
 class _Server(uvicorn.Server):

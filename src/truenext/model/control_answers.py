@@ -385,7 +385,7 @@ class ConsumerReport(msgspec.Struct, kw_only=True):
 class SettingReport(msgspec.Struct):
     """One setting of a queue's policy."""
 
-    value: float | str | None
+    value: int | float | str | None
     """Value of the setting, sizes in bytes; null for "none"."""
     source: str
     """Table of the configuration file that sets it, such as `[policy."orders.>"]`; `command line` or `default`."""

@@ -219,7 +219,14 @@ class ServerConnection:
         elif source.is_paused:
             self._ending.set_timer(CAPACITY_CHECK_INTERVAL_S, LOGIN_TIMER, self._on_opening_overdue)
         else:
-            self._ending.refuse(rules.late_opening, Code.LOGIN)
+            tls = self._socket.tls
+            is_shaking_hands = tls is not None and not tls.is_ready
+            self._ending.refuse(
+                f"no TLS handshake within {rules.opening_seconds_max:g} seconds"
+                if is_shaking_hands
+                else rules.late_opening,
+                Code.LOGIN,
+            )
 
     def _on_control_only_idle(self) -> None:
         assert self._restriction is not None, "this timer runs for control-only connections"

@@ -214,7 +214,7 @@ def _of_dead_letters(queues: Iterable[QueueReport], growth: Mapping[str, float])
             yield Attention(
                 level="bad" if more > 0 else "warn",
                 what=f"{report.name} has {count_noun(report.waiting, 'message')}",
-                why=f"{format_count(round(more))} more than ten minutes ago." if more > 0 else "",
+                why=f"{format_count(round(more))} more within ten minutes." if more > 0 else "",
                 link=address("/dead-letters", queue=report.name),
                 action="Show the causes",
             )

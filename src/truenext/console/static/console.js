@@ -39,8 +39,8 @@
         legend: { show: false },
         cursor: { y: false, drag: { setScale: false } },
         scales: {
-          // A console that was just started shows ten minutes, not the few seconds that it knows.
-          x: { range: (_, least, most) => [Math.min(least ?? 0, (most ?? 0) - 600), most ?? 0] },
+          // A console that was just started shows ten minutes, not the few seconds that it knows; without values the last.
+          x: { range: (_, least, most) => ((end) => [Math.min(least ?? end, end - 600), end])(most ?? Date.now() / 1000) },
           y: { range: (_, least, most) => [Math.min(0, least ?? 0), Math.max(most ?? 1, 1)] },
         },
         axes: [{ ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 44, values: (_, ticks) => ticks.map(shorten) }],

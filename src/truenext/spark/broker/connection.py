@@ -401,7 +401,7 @@ def _connect(address: Address, credentials: Credentials, timeout_s: float) -> so
         connected.close()
         if not isinstance(error, OSError):
             raise
-        raise _no_broker(f"{address.url}: {reason_of(error)}", is_listening=True) from error
+        raise _no_broker(f"{address.url}: {reason_of(error, credentials)}", is_listening=True) from error
 
 
 def _no_broker(reason: str, *, is_listening: bool, is_refused: bool = False) -> NoBroker:
