@@ -95,15 +95,16 @@ def test_groups_are_read_on_from_where_the_page_has_ended(
     connection.send_many("/queue/DLQ.parts", [str(number) for number in range(1200)])
 
     async def test(console: ConsoleHere, browser: Browser) -> None:
+        text = (await browser.get("/dead-letters?queue=DLQ.parts")).text
         page = await browser.page("/dead-letters?queue=DLQ.parts")
         counts = [page["read"]]
+        assert f"{counts[0]} messages of 1,200 read so far" in text
         while page["is_part"]:
-            text = (await browser.get("/dead-letters?queue=DLQ.parts")).text
-            assert f"{counts[0]} messages of 1,200 read so far" in text
             page = await browser.page(page["go_on"])
             counts.append(page["read"])
             assert sum(group["count"] for group in page["groups"]) == page["read"] and page["total"] == 1200
-        assert len(counts) > 2 and counts == sorted(set(counts)) and counts[-1] == 1200
+        # The last piece may only find the end.
+        assert len(counts) > 2 and counts[:-1] == sorted(set(counts[:-1])) and counts[-1] == 1200
 
     run(open_broker, test)
 

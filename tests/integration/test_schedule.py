@@ -190,7 +190,7 @@ def test_cancelled_sends_stay_cancelled_after_a_restart(own_broker: BrokerProces
     number = json.loads(shown[0])["number"]
     assert own_broker.output_of("unschedule", "q", "--id", str(number)) == "1 cancelled\n"
     done = own_broker.truenext("unschedule", "q", "--id", str(number))
-    assert (done.returncode, done.stderr) == (1, f"truenext: sends not cancelled: {number}\n")
+    assert (done.returncode, done.stderr) == (1, f"truenext: not found: id {number}\n")
     assert scheduled(own_broker) == {"q": len(remaining) - 1}
 
 

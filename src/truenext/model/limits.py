@@ -52,7 +52,7 @@ LOGIN_SECONDS_MAX = 5.0
 """Seconds from the accept of a connection to its complete CONNECT: an idle client must not take one of the permitted
 connections.
 
-Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `no TLS handshake within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
+Exceeded: `no CONNECT within {LOGIN_SECONDS_MAX} seconds`, `the login was not checked within {LOGIN_SECONDS_MAX} seconds`
 """  # noqa: E501
 
 OPENING_SECONDS_MAX = 15.0
