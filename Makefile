@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Five processes more than there are processors, because most tests wait most of their time; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 5))) --dist worksteal
+# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
@@ -96,16 +96,15 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
 # Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take four fifths of
-# the time. Those with Spark, and some others once more, each write to a file meanwhile, which is shown at the end. Both
-# environments build the same module in C, so that is done one after the other.
-test: .venv-core/core ## Everything that must hold, in minutes
-	@$(MAKE) -s .venv/core & core=$$!; status=0; $(MAKE) -s .venv-core/test || status=$$?; wait $$core || status=$$?; exit $$status
-	@outputs=$$(mktemp -d); lanes=; trap 'kill $$lanes 2>/dev/null || true; rm -r $$outputs' EXIT; trap 'exit 130' INT TERM; \
+# the time. Those with Spark, and some others once more, write to a file meanwhile, which is shown at the end. Both
+# environments build the same module in C, so that is done before.
+test: .venv-core/test .venv/core ## Everything that must hold, in minutes
+	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
 	echo "Spark is installed if it is missing (550 MB), and tests with it, and some others once more, run meanwhile;"; \
-	echo "their output, in $$outputs, is shown at the end"; \
-	for each in test-spark test-again; do $(MAKE) --no-print-directory $$each >$$outputs/$$each 2>&1 & lanes="$$lanes $$!"; done; \
+	echo "their output, in $$output, is shown at the end"; \
+	{ status=0; for each in test-spark test-again; do $(MAKE) --no-print-directory $$each || status=$$?; done; exit $$status; } >$$output 2>&1 & spark=$$!; \
 	status=0; $(MAKE) --no-print-directory test-core || status=$$?; \
-	for lane in $$lanes; do wait $$lane || status=$$?; done; cat $$outputs/*; exit $$status
+	wait $$spark || status=$$?; cat $$output; exit $$status
 
 CORE_TESTS := tests/unit tests/property tests/contract tests/client tests/stages tests/console tests/integration
 
