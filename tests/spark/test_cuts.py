@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 
 from tests.contract.test_history import RecordedEngine, busy
-from tests.property.disk import found_of
 from tests.spark.cutting import STUCK_US, check, fed
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory
 from tests.spark.plain import by_queue, rows_of
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from tests.spark.test_consumers import STARTED, Story
-from tests.spark.test_engine_history import GROUPS, OF_MANY, ORDERS, events_of
-from truenext.engine.state.pages import PageResult
+from tests.spark.test_engine_history import GROUPS, OF_MANY, ORDERS, commit_all, events_of
 from truenext.model.commands import Ack
 from truenext.spark.audit import sections as sections_module
 from truenext.spark.audit.cut import QueueCut
@@ -179,29 +177,17 @@ def test_cut_while_the_true_next_is_unread() -> None:
     store.recover()
     engine, session = recorded.engine, recorded.session()
 
-    def commit_all() -> None:
-        for _ in range(100):
-            for one in engine.turn.run().reads:
-                page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
-                found = [found_of(each) for each in page.messages]
-                engine.store_results.on_page_read(one, PageResult(found, page.as_of, page.is_end))
-            batch = engine.take_batch()
-            if batch is not None:
-                recorded.chunks.append(batch.history)
-                store.apply(batch)
-                engine.store_results.on_committed(batch)
-
     for number in range(40):
         recorded.send(session, number % 3)
-    commit_all()
+    commit_all(recorded, store)
     engine.state.memory.limit = 1000
     engine.evict()
     recorded.subscribe(session)
     for _ in range(5):
-        commit_all()
+        commit_all(recorded, store)
         for entry in list(session.consumers["s"].held):
             engine.commands.acknowledge(session, Ack("s", entry, None))
-    commit_all()
+    commit_all(recorded, store)
     events = events_of(recorded)
     assert sum(event["kind"] == "acknowledged" for event in events) == 40
     for rows in by_queue(rows_of(events)).values():

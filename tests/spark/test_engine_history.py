@@ -145,6 +145,21 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
     assert any(findings(seed)[kind] for seed in range(20))
 
 
+def commit_all(recorded: RecordedEngine, store: MemoryStore) -> None:
+    """Run turns, read pages and commit batches, until nothing is left to do."""
+    engine = recorded.engine
+    for _ in range(100):
+        for one in engine.turn.run().reads:
+            page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
+            found = [found_of(each) for each in page.messages]
+            engine.store_results.on_page_read(one, PageResult(found, page.as_of, page.is_end))
+        batch = engine.take_batch()
+        if batch is not None:
+            recorded.chunks.append(batch.history)
+            store.apply(batch)
+            engine.store_results.on_committed(batch)
+
+
 @pytest.mark.parametrize("is_new_subscription", [True, False])
 @pytest.mark.parametrize("is_visible", [True, False])
 def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
@@ -156,25 +171,13 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
     store.recover()
     engine, session = recorded.engine, recorded.session()
 
-    def commit_all() -> None:
-        for _ in range(100):
-            for one in engine.turn.run().reads:
-                page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
-                found = [found_of(each) for each in page.messages]
-                engine.store_results.on_page_read(one, PageResult(found, page.as_of, page.is_end))
-            batch = engine.take_batch()
-            if batch is not None:
-                recorded.chunks.append(batch.history)
-                store.apply(batch)
-                engine.store_results.on_committed(batch)
-
     news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable_key="me,s")
     engine.commands.subscribe(session, durable)
     for number in range(12):
         recorded.send(session, number % 3, persistent=number % 2 == 0, destination=news)
     if is_visible:
-        commit_all()
+        commit_all(recorded, store)
         held = list(session.consumers["s"].held)
         engine.commands.acknowledge(session, Ack("s", held[0]))
         engine.commands.nack(session, Nack("s", held[1]))
@@ -192,12 +195,12 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
         engine.turn.run()
     if is_visible:
         engine.commands.commit(session, Commit("t"))
-    commit_all()
+    commit_all(recorded, store)
     if is_new_subscription:
         (new,) = session.consumers["s"].held
         engine.commands.acknowledge(session, Ack("s", new))
         engine.commands.unsubscribe(session, Unsubscribe("s", "me,s"))
-        commit_all()
+        commit_all(recorded, store)
     nothing = dict.fromkeys(SCHEMA.names)
     events = [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}

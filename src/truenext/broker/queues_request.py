@@ -142,7 +142,7 @@ class Held(NamedTuple):
 NONE_HELD = Held(0, NEVER_US)
 
 HeldByQueue = Mapping[Queue, Held]
-"""What wildcard consumers hold, by queue. Queues of which they hold nothing are missing."""
+"""Messages that wildcard consumers hold, by queue; without queues whose messages they do not hold."""
 
 
 def inspect_held_by_wildcards(engine: Engine) -> Generator[None, None, HeldByQueue]:

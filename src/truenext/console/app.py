@@ -53,7 +53,7 @@ HEART_BEAT_S = 15.0
 """Time after which a stream without news sends a comment, so that a closed browser is noticed."""
 
 CLIENT_HAS_GONE = 499
-"""Status of a response that nobody gets."""
+"""Status of a response whose client has gone."""
 
 Parameters = Mapping[str, list[str]]
 

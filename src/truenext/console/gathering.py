@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 TOP = 100
 """Number of queues that are gathered in each order."""
 SELDOM = 3
-"""All lists but that of the oldest messages are gathered each third time: a request visits all queues."""
+"""Number of gatherings of the oldest messages for one of all other lists, whose requests visit all queues."""
 _TOP_ORDERS = ("waiting", "held", "failing")
 BUSY_MAX = 0.02
 """Largest part of the time in which a gathering waits for the broker."""

@@ -133,10 +133,6 @@ class GroupFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.cause is not None:
             msgspec.structs.force_setattr(self, "cause", cause_pattern(_first_line(self.cause)))
 
-    def matches(self, message: SentMessage) -> bool:
-        """Return whether the message is of a group that is chosen."""
-        return self.compare(message)[0]
-
     def compare(self, message: SentMessage) -> tuple[bool, int]:
         """Return whether the message is of a group that is chosen, and what this costs, in units of `_cost_of`: at
         least 4, so that 500 comparisons cost about 2 ms."""
