@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract.backups import BusyStore, back_up, restored, try_backups
 from tests.contract.crashing import open_store
+from tests.contract.damage import wait_for_checkpoints
 from tests.drawing import one_of
 from truenext.broker.backups import BackupOptions, BackupReport, Backups
 from truenext.broker.config import Configuration
@@ -138,6 +139,8 @@ def cut_backups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     with closing(busy.store):
         for _ in range(30):
             busy.apply()
+        # A move in between would change the number of steps.
+        wait_for_checkpoints(busy.store)
         for cut in range(1000):
             remaining = cut
             path = None
