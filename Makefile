@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
+# Six processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 6))) --dist worksteal
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
@@ -98,7 +98,7 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 # Tests without Spark wait for disks and clocks, those with Spark for Java: beside one another they take four fifths of
 # the time. Those with Spark, and some others once more, write to a file meanwhile, which is shown at the end. Both
 # environments build the same module in C, so that is done before.
-test: .venv-core/test .venv/core ## Everything that must hold, in minutes
+test: .venv-core/core .venv/core ## Everything that must hold, in minutes
 	@output=$$(mktemp); trap 'kill $$spark 2>/dev/null || true; rm -f $$output' EXIT; trap 'exit 130' INT TERM; \
 	echo "Spark is installed if it is missing (550 MB), and tests with it, and some others once more, run meanwhile;"; \
 	echo "their output, in $$output, is shown at the end"; \
@@ -135,7 +135,7 @@ search: .venv/spark ## Every order of steps of four protocols, with more that go
 	TRUENEXT_DRAW=all TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py tests/contract/postgresql/test_log_model.py tests/contract/postgresql/test_failover_model.py
 	TRUENEXT_DRAW=all TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
-faults: .venv/spark ## Every planted fault, of which make test draws one in eighty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
+faults: .venv/spark ## Every planted fault, of which make test draws one in a hundred and sixty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/integration/test_planted_log_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/test_cuts.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py

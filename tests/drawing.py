@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 / 80
+SHARE = 1 / 160
 """Share of the tests marked `drawn` that a run has."""
 
 

@@ -23,7 +23,7 @@ from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export
 
-FLIPS = int(os.environ.get("TRUENEXT_FLIPS", "15"))
+FLIPS = int(os.environ.get("TRUENEXT_FLIPS", "8"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 PAGE = 4096
 

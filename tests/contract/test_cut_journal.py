@@ -9,9 +9,10 @@ import pytest
 from tests.contract import cutting
 from tests.contract.cutting import SCENES, SEGMENT_BYTES, fresh, segments, send, start_error
 from tests.contract.simulated_disk import quick_folder
+from tests.drawing import one_of
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@one_of("scene", SCENES, ids=[scene.__name__ for scene in SCENES])
 def test_lost_end_of_the_journal_is_detected_after(scene: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory(dir=quick_folder()) as folder:
         scene(Path(folder) / "data")

@@ -3,7 +3,7 @@
 A test that never fails may be one that sees nothing. Each hole of planted_holes.py has a named check that must fail:
 the oracle of grants, cases of the matrix of requests over sockets, or another test of logins and TLS.
 
-    TRUENEXT_DRAW=all pytest tests/integration/test_planted_holes.py          all of them, not one in eighty
+    TRUENEXT_DRAW=all pytest tests/integration/test_planted_holes.py          all of them, not a few
 """
 
 from __future__ import annotations

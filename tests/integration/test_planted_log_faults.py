@@ -2,7 +2,7 @@
 
 A test that never fails may be one that sees nothing.
 
-    TRUENEXT_DRAW=all pytest tests/integration/test_planted_log_faults.py     all of them, not one in eighty
+    TRUENEXT_DRAW=all pytest tests/integration/test_planted_log_faults.py     all of them, not a few
 """
 
 import random
