@@ -42,6 +42,8 @@ def reject(connection: Connection, queue: str, count: int) -> None:
             message = consumer.receive(timeout=10)
             assert message is not None
             message.reject(cause=CAUSES[number % len(CAUSES)])
+    # Its receipt comes when all that was sent before is durable.
+    connection.send("/queue/other", "")
 
 
 async def finished(browser: Browser, begun: Any) -> Any:
