@@ -1,7 +1,7 @@
 """A run has a part of the tests that take long, drawn anew each time; TRUENEXT_DRAW=all has all of them, and the number
 that a run prints has the same again. What is named on the command line always runs.
 
-- `drawn`: one in a hundred and sixty. They plant faults, so they test tests; or they try benchmarks. They change seldom.
+- `drawn`: one in 160. They plant faults, so they test tests; or they try benchmarks. They change seldom.
 - `one_of`: of the tests that differ in nothing but this parameter, one.
 - `alternates`: of the tests with the same argument of this marker, one. They take long, and differ little.
 
