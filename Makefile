@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Six processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
-ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 6))) --dist worksteal
+# Four processes more than there are processors, because most tests wait half of their time; Spark takes all of them by itself.
+ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 4))) --dist worksteal
 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
