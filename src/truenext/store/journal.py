@@ -62,6 +62,8 @@ into a body."""
 WRITE_BYTES_MAX = 1024 * 1024
 """Largest number of bytes that one write takes. A larger payload takes several writes."""
 
+_ZEROS = bytes(WRITE_BYTES_MAX)
+
 READ_BYTES_MAX = 256 * 1024
 """Largest number of bytes that one read takes. A larger record takes a larger read."""
 
@@ -239,7 +241,7 @@ class Journal:
         file = self._files[self.newest_segment]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
-            if os.pread(file, end - offset, offset).strip(b"\0"):
+            if os.pread(file, end - offset, offset) != _ZEROS[: end - offset]:
                 clear(file, offset, end)
 
     def _damage(self, problem: str) -> StoreError:
