@@ -21,6 +21,12 @@ _HANDSHAKE = 0x16
 """First byte that a client with TLS sends."""
 
 
+NO_PEM = "there is no certificate, or no private key, in PEM"
+"""Reason for which files of a certificate and its key are unusable, where OpenSSL gives none."""
+KEY_HINT = "; if its private key is in another file, set key (--key)"
+"""End of the reason for which a file of a certificate is unusable without a file of its key."""
+
+
 class NoTlsError(OSError):
     """The client does not speak TLS."""
 
@@ -31,6 +37,12 @@ def reason_of(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{reason}: {error.verify_message}"
     return reason
+
+
+def fault_of_files(error: ssl.SSLError, *, has_key: bool) -> str:
+    """Return why a certificate's file, and its key's if it has one (`has_key`), cannot be used, in words."""
+    reason = reason_of(error) if error.reason else NO_PEM
+    return reason if has_key else reason + KEY_HINT
 
 
 class TlsSocket:

@@ -160,7 +160,7 @@ def test_faults_that_need_a_broker_are_told_in_a_sentence(open_broker: BrokerPro
     no_key = tmp_path / "no.pem"
     no_key.write_text("no key")
     error = failed("--broker", open_broker.url, "--listen", "https://127.0.0.1:0", "--certificate", str(no_key))
-    assert "--certificate" in error and "set --key" in error and "SSL" not in error.upper()
+    assert "--certificate" in error and "set key (--key)" in error and "SSL" not in error.upper()
 
 
 def test_console_of_a_broker_with_users_may_listen_anywhere(users_broker: BrokerProcess, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,20 @@ from truenext.store import embedded
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import COPY_FORMAT, FORMAT, OLD_COPY_FORMAT
-from truenext.store.copying import become_copy, detach, first_position
+from truenext.store.copying import become_copy, copy_position, detach, first_position
 from truenext.store.embedded import BEGUN_BYTES_MAX, BEGUN_CHANGES_MAX, EmbeddedStore
 from truenext.store.log import BEAT_S, EMPTY_PAYLOAD, KeptMessage, LogPosition
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk("copy", tmp_path / "data")
+    with new_copy(tmp_path) as disk:
+        yield disk
+
+
+@contextmanager
+def new_copy(folder: Path) -> Iterator[Disk]:
+    disk = Disk("copy", folder / "data")
     disk.apply(puts=put(1, 2), queues={1: "orders"})
     yield disk
     disk.store.close()
@@ -312,6 +318,27 @@ def test_interrupted_seed_leaves_a_folder_that_is_made_again(copy: Disk, monkeyp
     copy.open()
     assert sequences(copy.store) == [1, 2]
     assert not (copy.folder / "seed").exists()
+
+
+def test_batch_that_the_log_did_not_get_is_not_in_the_folder(copy: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C27.1"""
+
+    def fail(*_: object) -> bool:
+        raise StoreError("the database is gone")
+
+    monkeypatch.setattr(FakeLog, "append", fail)
+    with pytest.raises(StoreError, match="the database is gone"):
+        copy.store.apply(copy.batch(puts=put(3)))
+    copy.store.close()
+    assert copy_position(copy.folder)[1].number == copy.log_rows.last_number
+
+
+def test_folder_made_from_the_log_has_attempts_and_causes(copy: Disk) -> None:
+    """C27.3"""
+    copy.apply(marks={key(1): (2, 1), key(2): (3, 0)}, causes={key(2): ("first", "last")})
+    copy.apply(puts=put(3))
+    copy.log_rows.compact()
+    copy.check_new_copy()
 
 
 def test_row_that_may_stand_here_only_is_confirmed_with_an_empty_row_behind_it(copy: Disk) -> None:

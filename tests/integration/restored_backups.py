@@ -18,6 +18,7 @@ from random import Random
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import numbered
 from tests.integration.tapped_broker import StoreState, check_state, state_after
+from tests.integration.working_thread import WorkingThread
 from tests.stages.outbox.chaos import TABLES, Web, create_tables, is_over, reported, rows, start_service
 from truenext import blocking
 from truenext.errors import ConfigurationError, ConnectionLost
@@ -127,11 +128,11 @@ class Shop:
         self._engine.dispose()
 
 
-class Doubtful(threading.Thread):
+class Doubtful(WorkingThread):
     """truenext client that sends one number after the other, and each time waits for the outcome."""
 
     def __init__(self, broker_url: str) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._url = broker_url
         self._is_over = threading.Event()
         self._number = self._sent_before = self._lost_before = 0
@@ -139,15 +140,8 @@ class Doubtful(threading.Thread):
         """Numbers that were confirmed."""
         self.lost: list[int] = []
         """Numbers that were in doubt when the broker got another identity."""
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-
-    def _work(self) -> None:
+    def work(self) -> None:
         with blocking.connect(self._url) as connection:
             while not self._is_over.wait(0.002):
                 self._number += 1

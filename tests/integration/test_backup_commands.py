@@ -1,19 +1,22 @@
 """Tests of `truenext backup` and `truenext restore` with a real broker: chapter 29 of docs/contract.md."""
 
+import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.integration.backup_broker import BackupBroker
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import UnexpectedError
-from truenext.cli.backup import POLL_S
+from truenext.cli.backup import POLL_S, backup
 
 SLOW = ("--rate", "1MiB")
 
@@ -233,6 +236,29 @@ def test_interrupted_command_stops_its_backup(make_broker: Callable[..., BackupB
     assert command.wait(30) == 130
     assert err.read_text() == "truenext: the backup was stopped, and its folder removed\n"
     assert not list(broker.backups.iterdir())
+
+
+class InterruptedConnection:
+    """Connection to a broker that has begun a backup, but has not answered yet when Ctrl-C comes."""
+
+    state = "none"
+
+    def control_request(self, verb: str, request: dict[str, Any]) -> bytes:
+        if request.get("action") == "stop":
+            self.state = "stopped"
+        elif "rate" in request:
+            self.state = "running"
+            signal.raise_signal(signal.SIGINT)
+        return json.dumps({"state": self.state, "folder": "", "copied": 0, "total": 0}).encode()
+
+
+def test_command_that_is_interrupted_before_the_answer_stops_its_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed: the backup went on."""
+    connection = InterruptedConnection()
+    monkeypatch.setattr("truenext.cli.backup.connected", lambda _: nullcontext(connection))
+    done = CliRunner().invoke(backup, ["--url", "stomp://127.0.0.1:1"])
+    assert (done.exit_code, connection.state) == (130, "stopped")
+    assert done.stderr == "truenext: the backup was stopped, and its folder removed\n"
 
 
 def test_next_backup_names_those_that_were_cut_short(make_broker: Callable[..., BackupBroker], tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_file_that_cannot_be_used_is_named_by_the_first_connect(
     empty.touch()
     _, key = certificates.issue_pair("first", "a.example")
     certificate, _ = certificates.issue_pair("second", "b.example")
-    ca, no_pem = certificates.ca, "it has no certificate, or no private key, in PEM"
+    ca, no_pem = certificates.ca, "there is no certificate, or no private key, in PEM"
     set_key = "; if its private key is in another file, set key (--key)"
     for options, message in (
         ({"ca": missing}, f"ca '{missing}' cannot be used: No such file or directory"),

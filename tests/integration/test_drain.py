@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -23,6 +23,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, QUIET_SECONDS, Br
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.raw_client import bodies
+from tests.integration.working_thread import WorkingThread
 from truenext.broker.drain import RESTRICTION
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.limits import CONTROL_ONLY_CONNECTIONS_MAX
@@ -413,25 +414,18 @@ def test_wrong_body_is_refused(broker: BrokerProcess, body: bytes) -> None:
 # ---- Under load ----
 
 
-class Worker(threading.Thread):
+class Worker(WorkingThread):
     """Consumer of a drained broker, in a thread of its own. It fails, pauses and dies at random."""
 
     def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._random = Random(seed)
         self._client = broker.connect()
         self._client.subscribe("orders", subscription="o", prefetch=20)
         self._client.subscribe("done", subscription="d", prefetch=20)
         self.dies = False
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-
-    def _work(self) -> None:
+    def work(self) -> None:
         client, random, number = self._client, self._random, 0
         while True:
             try:
@@ -460,28 +454,21 @@ class Worker(threading.Thread):
                 client.ack(message)
 
 
-class JmsWorker(threading.Thread):
+class JmsWorker(WorkingThread):
     """JMS consumer of a drained broker, in a thread of its own. It dies at random."""
 
     def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         random = Random(seed)
         self._remaining = random.randrange(30, 60) if random.random() < 0.5 else None
         self._client = JmsClient(broker, name=f"ID:worker-{seed}")
         self._consumers = {name: self._client.consume(name, 20, value=value) for value, name in enumerate(JMS_QUEUES)}
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            self._work()
-        except TimeoutError:
-            pass
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._client.close()
+    def work(self) -> None:
+        with closing(self._client), suppress(TimeoutError):
+            self._acknowledge()
 
-    def _work(self) -> None:
+    def _acknowledge(self) -> None:
         while self._remaining != 0:
             self._remaining = self._remaining and self._remaining - 1
             dispatch = self._client.message(seconds=1.5)

@@ -27,7 +27,8 @@ def new_broker(postgres: PostgresServer, schema: str, tmp_path: Path) -> Iterato
 
     def make(member: str) -> LogBroker:
         folder = tmp_path / f"broker {len(brokers)}"
-        brokers.append(LogBroker(folder, postgres, schema, ["--member", member]))
+        # None takes over because the active one is slow on a loaded machine.
+        brokers.append(LogBroker(folder, postgres, schema, ["--member", member], failover_after_ms=30_000))
         return brokers[-1]
 
     yield make
@@ -84,7 +85,6 @@ def test_failover_lets_the_named_broker_take_over(new_broker: NewBroker, postgre
     for standby in (second, third):
         standby.begin_start()
     for name in "bc":
-        await_standby(postgres, schema, name)
         await_member(first, name)
 
     done = first.truenext("failover", "--to", "c")
@@ -97,16 +97,13 @@ def test_failover_lets_the_named_broker_take_over(new_broker: NewBroker, postgre
     assert second.is_running
 
 
-def test_failover_is_refused_if_no_broker_can_take_over(
-    new_broker: NewBroker, postgres: PostgresServer, schema: str
-) -> None:
+def test_failover_is_refused_if_no_broker_can_take_over(new_broker: NewBroker) -> None:
     """C28.18"""
     first, second = new_broker("a"), new_broker("b")
     first.start()
     refused = first.truenext("failover")
     assert refused.returncode == 1 and "no broker stands by" in refused.stderr
     second.begin_start()
-    await_standby(postgres, schema, "b")
     # The active broker reads the members once a second.
     await_member(first, "b")
     refused = first.truenext("failover", "--to", "c")

@@ -1,6 +1,7 @@
 """Tests that kills and fences notice every planted fault of a log in PostgreSQL.
 
-A test that never fails may be one that sees nothing.
+A test that never fails may be one that sees nothing. Faults that kills do not notice are in
+tests/contract/postgresql/test_planted_faults.py.
 
     TRUENEXT_DRAW=all pytest tests/integration/test_planted_log_faults.py     all of them, not a few
 """
@@ -36,16 +37,13 @@ def show(fault: str, found: str) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "frame_before_row",
         "doubtful_answer_taken_for_done",
         "row_confirmed_before_it_is_synced",
         "lost_append_taken_for_done",
         "lost_append_repeated_under_a_new_number",
         "transients_stay_after_a_crash",
         "any_folder_is_a_prefix_of_the_log",
-        "seed_without_marks",
         "compaction_leaves_out_a_row",
-        "position_behind_the_compacted_rows",
         "partition_dropped_above_the_position",
     ],
 )

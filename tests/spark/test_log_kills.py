@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from tests.contract.postgresql.log_writer import DURABLE
 from tests.integration.forked import completed_text
 from tests.integration.log_broker import LogBroker, await_server, make_schema
 from tests.integration.log_kills import kill_postmaster, kill_session
+from tests.integration.working_thread import WorkingThread
 from tests.spark.copies import Copy, PlainCopy, SparkCopy
 from tests.stages.postgres import PostgresServer, own_server
 from truenext import blocking
@@ -42,27 +42,23 @@ SCHEMA = "queries"
 PATIENCE_S = 240
 
 
-class Producer(threading.Thread):
+class Producer(WorkingThread):
     """Thread that sends numbered messages up to `limit`, whatever ends its connections."""
 
     def __init__(self, urls: list[str], chance: random.Random) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self.limit = 0
         self.sent = 0
         """Number of messages that a broker has confirmed."""
         self.is_over = False
-        self.error: BaseException | None = None
         self._urls = urls
         self._chance = chance
 
-    def run(self) -> None:
-        try:
-            with blocking.connect(*self._urls) as connection:
-                while not self.is_over or self.sent < self.limit:
-                    self._send(connection, range(self.sent, min(self.limit, self.sent + 20)))
-                    time.sleep(0.02)
-        except BaseException as error:
-            self.error = error
+    def work(self) -> None:
+        with blocking.connect(*self._urls) as connection:
+            while not self.is_over or self.sent < self.limit:
+                self._send(connection, range(self.sent, min(self.limit, self.sent + 20)))
+                time.sleep(0.02)
 
     def _send(self, connection: blocking.Connection, numbers: range) -> None:
         chance = self._chance

@@ -12,15 +12,13 @@ from typing import NamedTuple
 from truenext.broker.regular_file import read_regular_file
 from truenext.broker.settings import BrokerSettings, ClientCertificates
 from truenext.errors import ConfigurationError
-from truenext.tls import reason_of
+from truenext.tls import fault_of_files, reason_of
 
 _VERIFY = {
     ClientCertificates.NONE: ssl.CERT_NONE,
     ClientCertificates.ASKED: ssl.CERT_OPTIONAL,
     ClientCertificates.REQUIRED: ssl.CERT_REQUIRED,
 }
-_NO_PEM = "there is no certificate, or no private key, in PEM"
-"""Reason for which a file of a certificate or key is unusable, where OpenSSL gives none."""
 
 
 class Certificates(NamedTuple):
@@ -64,13 +62,8 @@ def read_certificates(settings: BrokerSettings) -> Certificates | None:
         # Without a callback OpenSSL would ask for the password of a key at the terminal.
         context.load_cert_chain(settings.certificate, key, password=_no_password)
     except ssl.SSLError as error:
-        # Of a file without a certificate or key OpenSSL gives no reason.
-        reason = reason_of(error) if error.reason else _NO_PEM
-        if settings.key is None:
-            named = f"certificate {settings.certificate}"
-            reason += "; if its private key is in another file, set key (--key)"
-        else:
-            named = f"certificate {settings.certificate} and key {key}"
+        named = f"certificate {settings.certificate}" + ("" if settings.key is None else f" and key {key}")
+        reason = fault_of_files(error, has_key=settings.key is not None)
         raise ConfigurationError(f"{named} cannot be used: {reason}") from error
     if settings.client_ca is not None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -58,8 +60,9 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
             else:
                 _print_result(report)
             return
-        send_control_request(connection, "backup", {"rate": rate, "history": history})
         try:
+            with _deferred_interrupt():
+                send_control_request(connection, "backup", {"rate": rate, "history": history})
             with progress_bar("copied") as on_progress:
                 report = _wait(connection, lambda report: on_progress(report["copied"], report["total"]))
         except KeyboardInterrupt:
@@ -70,6 +73,19 @@ def backup(rate: int, history: bool, stop: bool, broker: BrokerOptions) -> None:
     for name in report["incomplete"]:
         terminal.echo(f"note: {name} is no backup: it was cut short, and can be deleted", err=True)
     _print_result(report)
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block: a request that was sent and not answered may have begun a backup."""
+    deferred: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: deferred.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    for number in deferred:
+        signal.raise_signal(number)
 
 
 def _wait(connection: Connection, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

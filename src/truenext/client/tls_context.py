@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from truenext.client.core.credentials import NO_CREDENTIALS, Credentials
 from truenext.errors import ConfigurationError
 from truenext.model.url import Address
+from truenext.tls import KEY_HINT, NO_PEM
 
 _REASONS = {
     "WRONG_VERSION_NUMBER": "the port does not speak TLS: connect to stomp://, not to stomp+ssl://",
@@ -22,7 +23,6 @@ _REASONS = {
 }
 _PEM_FAULT = "[SSL] PEM lib"
 """Text of OpenSSL's error for an unusable file of a certificate or key. The error names no reason."""
-_NO_PEM = "it has no certificate, or no private key, in PEM"
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})
 """OpenSSL's verification errors for a certificate that no trusted authority has signed."""
 
@@ -55,8 +55,8 @@ def make_context(files: Credentials) -> ssl.SSLContext:
         except (OSError, ValueError) as error:
             named = f"certificate {files.certificate!r}" + ("" if files.key is None else f" and key {files.key!r}")
             reason = reason_of(error)
-            if reason == _NO_PEM and files.key is None:
-                reason += "; if its private key is in another file, set key (--key)"
+            if reason == NO_PEM and files.key is None:
+                reason += KEY_HINT
             raise ConfigurationError(f"{named} cannot be used: {reason}") from error
     return context
 
@@ -82,7 +82,7 @@ def _tls_reason(error: ssl.SSLError) -> str:
         return _REASONS[reason]
     text = str(error)
     if _PEM_FAULT in text:
-        return _NO_PEM
+        return NO_PEM
     alert = reason.partition("_ALERT_")[2]
     if alert:
         return f"the broker has ended TLS with the alert {alert.replace('_', ' ').lower()!r}"

@@ -25,7 +25,7 @@ from truenext.console.shared import Shared
 from truenext.errors import Code, ConfigurationError, Refused
 from truenext.model.control_answers import ConnectionUser, QueuesReport
 from truenext.model.url import host_and_port, is_loopback
-from truenext.tls import reason_of
+from truenext.tls import fault_of_files
 from truenext.version import VERSION
 
 PORTS = {"http": 80, "https": 443}
@@ -274,9 +274,9 @@ def _server_config(console: Console, options: ConsoleOptions) -> uvicorn.Config:
     try:
         config.load()
     except ssl.SSLError as error:
-        # Of a file without a certificate or key OpenSSL gives no reason.
-        reason = reason_of(error) if error.reason else _no_pem(options)
-        raise ConfigurationError(f"--certificate {options.certificate}: {reason}") from error
+        named = f"--certificate {options.certificate}" + ("" if options.key is None else f", --key {options.key}")
+        reason = fault_of_files(error, has_key=options.key is not None)
+        raise ConfigurationError(f"{named}: {reason}") from error
     except OSError as error:
         raise ConfigurationError(f"--certificate {options.certificate}: {error.strerror}") from error
     return config
@@ -286,12 +286,6 @@ def limit_handshakes() -> None:
     """Limit the time of TLS handshakes in this process."""
     # uvicorn has no setting for this, and asyncio gives a minute to a connection that sends nothing.
     constants.SSL_HANDSHAKE_TIMEOUT = HANDSHAKE_S
-
-
-def _no_pem(options: ConsoleOptions) -> str:
-    if options.key is None:
-        return "it has no certificate, or no private key, in PEM: if its private key is in another file, set --key"
-    return f"it has no certificate, or {options.key} no private key, in PEM"
 
 
 class _Server(uvicorn.Server):

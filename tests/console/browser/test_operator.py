@@ -66,6 +66,8 @@ def _await_end(window: Window) -> str:
 def test_queue_with_the_oldest_message_is_found_among_ten_thousand(open_window: OpenWindow) -> None:
     page = open_window("reader").page
     page.get_by_role("link", name="Queues", exact=True).first.click()
+    # Until its scripts are loaded, a page does not notice what is chosen.
+    page.wait_for_url("**/queues")
     page.get_by_label("First").select_option("oldest message")
     first = page.locator("table.queues tbody tr").first
     first.filter(has_text=OLD).wait_for()

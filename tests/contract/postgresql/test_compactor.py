@@ -92,6 +92,15 @@ def test_compaction_ends_at_the_row_that_was_named(rows: Rows) -> None:
     assert compact(rows.connection, SCHEMA, 99) == positions[2]
 
 
+def test_each_compaction_moves_the_position_to_the_last_row_it_compacted(rows: Rows) -> None:
+    """No row is compacted twice."""
+    compactor = Compactor(rows.connection, SCHEMA)
+    for number in range(1, 8):
+        last = rows.append(puts=put(number))
+        assert compactor.compact(number) == last
+        assert read_position(rows.connection, SCHEMA) == last
+
+
 def test_empty_payload_moves_the_position(rows: Rows) -> None:
     last = rows.append()
     assert compact(rows.connection, SCHEMA, 1) == last

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent / "recordings"
 _NAMED = re.compile(rb"\{(ack|message-id) (\S+) (\d+)\}")
+_RELEASE = re.compile(rb'destination:/control/release\n\n\{"subscriptions":\["(\w+)"\]')
 _NOW = re.compile(rb"\{now\+(\d+)\}")
 
 
@@ -47,6 +48,10 @@ class Listener:
         """Header values by `ack` or `message-id`, subscription, and number of the message."""
         self.passes_over_repeats = False
         """Whether messages are left out that a subscription has had before."""
+        self.releases = 0
+        """Number of requests `release` that the client has sent."""
+        self.released: dict[bytes | None, int] = {}
+        """Number of the last such request for each subscription."""
         self._counts: dict[bytes, int] = {}
 
     def hear(self, data: bytes) -> list[str]:
@@ -54,9 +59,21 @@ class Listener:
         self._data += data
         before = len(self.lines)
         while (frame := self._next()) is not None:
-            if not (self.passes_over_repeats and self._is_repeat(frame)):
+            if not (self._is_released(frame) or (self.passes_over_repeats and self._is_repeat(frame))):
                 self.lines.append(self._line(frame))
         return self.lines[before:]
+
+    def on_sent(self, data: bytes) -> None:
+        """Note the releases in the client's bytes."""
+        for match in _RELEASE.finditer(data):
+            self.releases += 1
+            self.released[match[1]] = self.releases
+
+    def _is_released(self, frame: ReceivedFrame) -> bool:
+        """Return whether a message was dispatched before a release that the client has sent since. The broker may take
+        a turn between the frames before the release and the release."""
+        dispatched_after = int(frame.headers.get(b"truenext-round", self.releases))
+        return dispatched_after < self.released.get(frame.headers.get(b"subscription"), 0)
 
     def _is_repeat(self, frame: ReceivedFrame) -> bool:
         subscription = frame.headers.get(b"subscription")
@@ -165,6 +182,7 @@ class Player:
             data = _NOW.sub(lambda match: b"%d" % (time.time() * 1000 + int(match[1])), data)
             # The broker may take a turn between both, and dispatch to the subscription what ABORT has returned.
             listener.passes_over_repeats |= b"ABORT\n" in data and b"UNSUBSCRIBE\n" in data
+            listener.on_sent(data)
             sock.sendall(data)
         else:
             # The broker says what is left to say, and closes.

@@ -1,0 +1,24 @@
+"""Broker whose checks of passwords a test can hold: `truenext serve` that checks none while a file exists."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+from truenext.broker import logins
+from truenext.broker.passwords import find_credential
+from truenext.broker.users import UserEntry
+from truenext.cli.main import main as truenext
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run `truenext`. The arguments are the path of the file and a command line."""
+    hold, *command = arguments
+
+    def find(entry: UserEntry | None, passcode: str) -> str:
+        while Path(hold).exists():
+            time.sleep(0.0005)
+        return find_credential(entry, passcode)
+
+    with mock.patch.object(logins, "find_credential", find):
+        truenext(command)
