@@ -58,7 +58,7 @@ def stage_job(
     """
     fields = StructType.fromDDL(message) if isinstance(message, str) else message
     assert isinstance(fields, StructType), "columns are a struct"
-    if FLOW in fields.names:
+    if FLOW in map(str.lower, fields.names):
         raise ConfigurationError(f"a field of the message is called {FLOW}, as the column that the job adds: rename it")
     if next_stage and (not is_word(next_stage) or next_stage == FAILURE_STAGE):
         raise ConfigurationError(f"next_stage is {next_stage!r}, and must be the name of a stage, such as reserve")
