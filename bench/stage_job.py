@@ -123,7 +123,7 @@ class _Bench:
             .start()
         )
         assert query.awaitTermination(_QUERY_SECONDS)
-        batches = [each["batchDuration"] / 1000 for each in query.recentProgress if each["numInputRows"]]
+        batches: list[float] = [each["batchDuration"] / 1000 for each in query.recentProgress if each["numInputRows"]]
         return statistics.median(batches)
 
     def _service_s(self, count: int) -> float:

@@ -668,6 +668,7 @@ def test_send_that_rejects_its_message_states_a_cause_and_does_not_store_it(
 ) -> None:
     # C11.13
     (send,) = receive(connected(), "SEND", headers)
+    assert isinstance(send, Send)
     assert send.rejected_for == rejected_for
     assert b"truenext-" not in send.message.header
 

@@ -121,8 +121,10 @@ def test_frame_of_a_rejected_row_is_not_shorter_than_letter_and_report(cause: st
     (frame,) = frames_of(data)
     send = FRAME_INTERPRETERS["SEND"](rows._INTERPRETER, frame)
     assert isinstance(send, Send) and send.rejected_for == cause
-    facts = {"attempts": 1, "causes": Causes(cause, cause), "reason": REJECTED, "now_ms": 1_764_000_000_000}
-    letter = make_dead_letter(send.message, send.destination.name, DEFAULT_POLICY, **facts)
+    causes, now_ms = Causes(cause, cause), 1_764_000_000_000
+    letter = make_dead_letter(
+        send.message, "q" * 200, DEFAULT_POLICY, attempts=1, causes=causes, reason=REJECTED, now_ms=now_ms
+    )
     report = make_report(letter)
     assert report is not None
     size = sum(len(each.header) + len(each.body) + RECORD_OVERHEAD_BYTES for each in (letter.message, report[1]))
