@@ -49,6 +49,7 @@ def browse(broker: BrokerProcess, queue: str) -> list[Any]:
         return list(connection.browse(f"/queue/{queue}"))
 
 
+@pytest.mark.alternates("stage as a Spark job")
 @pytest.mark.timeout(300)
 def test_each_request_of_a_batch_is_answered_once_or_becomes_a_dead_letter_that_is_told(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
@@ -99,7 +100,7 @@ FAULTS: list[tuple[Transform, str]] = [
 ]
 
 
-@pytest.mark.alternates("faults of transforms")
+@pytest.mark.alternates("stage as a Spark job")
 @pytest.mark.parametrize(("transform", "text"), FAULTS, ids=["dropped", "changed", "doubled", "lost"])
 def test_transform_that_does_not_keep_the_flow_fails_its_batch_by_name_and_sends_nothing(
     transform: Transform, text: str, spark: SparkSession, broker: BrokerProcess
