@@ -559,6 +559,12 @@ SENDING = [
         prepare=lambda r: follow(r, r.topic("t")),
     ),
     row("SEND in a transaction with a number", (Begin, Send, Commit), "send /queue/{p}.q", numbered_commit),
+    row(
+        "SEND in a transaction that rejects its message",
+        (Begin, Send, Commit),
+        "send /queue/{p}.q, take /queue/{p}.q",
+        lambda c: in_transaction(c, c.queue("q"), {"truenext-reject": "true"}),
+    ),
     row("scheduled SEND", Send, "send /queue/{p}.q", lambda c: c.send_to(c.queue("q"), headers=LATER)),
     row("scheduled SEND to a topic", Send, "send /topic/{p}.t", lambda c: c.send_to(c.topic("t"), headers=LATER)),
     row(

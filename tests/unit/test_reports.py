@@ -1,4 +1,4 @@
-"""Tests of reports and handled messages. Source: docs/contract.md, C11.7 to C11.12."""
+"""Tests of reports, handled messages and rejecting sends. Source: docs/contract.md, C11.7 to C11.13."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from truenext.engine.engine import Engine
@@ -13,7 +14,7 @@ from truenext.engine.lifecycle import topic_reports
 from truenext.engine.lifecycle.redelivery import restore_original
 from truenext.errors import RemoteProtocolError
 from truenext.model.batch import Batch
-from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe
+from truenext.model.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.failure_headers import failure_destinations, stored_handlers, stored_report_destination
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
@@ -53,6 +54,13 @@ class Driver:
         lines = {"destination": f"/queue/{queue}", "content-length": str(len(body)), "flow": "f 1"} | headers
         message = SentMessage(7, persistent, expires_ms, encode_header_lines(lines), body)
         self.engine.commands.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message))
+
+    def send_rejected(self, headers: dict[str, str], *, persistent: bool = True, expires_ms: int = 0) -> None:
+        """Send a message to the queue `a` that the SEND itself rejects, in an open transaction `t`."""
+        lines = {"destination": "/queue/a", "content-length": "4", "flow": "f 1"} | headers
+        message = SentMessage(7, persistent, expires_ms, encode_header_lines(lines), b"body")
+        send = Send(parse_address("/queue/a", "s"), message, "t", rejected_for="broken")
+        self.engine.commands.send(self.session, send)
 
     def write(self) -> None:
         while (batch := self.engine.take_batch()) is not None:
@@ -383,3 +391,56 @@ def test_valid_failure_headers_name_the_report_first_and_then_each_handler() -> 
     assert stored_handlers("/queue/h")[0].name == "h"
     report = stored_report_destination("/queue/r")
     assert report is not None and report.name == "r"
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("handlers", [{}, {"truenext-on-failure": "/queue/h1 /queue/h2"}], ids=["letter", "handled"])
+@pytest.mark.parametrize("dead_letters", ["individual", "DLQ.all"])
+def test_rejecting_send_makes_what_a_rejection_by_a_consumer_makes(
+    persistent: bool, handlers: dict[str, str], dead_letters: str
+) -> None:
+    # C11.13
+    policies = Policies(Policy(dead_letters=dead_letters))
+    headers = REPORTED | handlers | {"expires": "99999999999999"}
+    nacked, sent = Driver(policies), Driver(policies)
+    nacked.send(headers, persistent=persistent, expires_ms=99999999999999)
+    nacked.reject("/queue/a", nacked.take_one("/queue/a")[0])
+    sent.engine.commands.begin(sent.session, Begin("t"))
+    sent.send_rejected(headers, persistent=persistent, expires_ms=99999999999999)
+    sent.write()
+    assert [sent.count(queue) for queue in ("DLQ.a", "DLQ.all", "h1", "reports")] == [0] * 4, "not committed"
+    sent.engine.commands.commit(sent.session, Commit("t"))
+    found = [
+        {
+            queue: [
+                (headers, msgspec.structs.astuple(message)) for _, headers, message in driver.take(f"/queue/{queue}")
+            ]
+            for queue in ("a", "DLQ.a", "DLQ.all", "h1", "reports")
+        }
+        for driver in (nacked, sent)
+    ]
+    assert found[0] == found[1]
+    assert sum(map(len, found[1].values())) == (1 if handlers else 2)
+
+
+def test_rejecting_send_with_a_report_to_a_topic_sends_it_at_commit() -> None:
+    # C11.13
+    driver = Driver()
+    driver.take("/topic/t")
+    driver.engine.commands.begin(driver.session, Begin("t"))
+    driver.send_rejected({"truenext-report-to": "/topic/t", "truenext-report-id": "i"})
+    assert driver.take("/topic/t") == []
+    driver.engine.commands.commit(driver.session, Commit("t"))
+    _, headers, _ = driver.take_one("/topic/t")
+    assert headers.items() >= (FACTS | {"correlation-id": "i", "truenext-failure": "report"}).items()
+
+
+def test_letter_of_a_rejecting_send_is_re_driven_to_its_queue() -> None:
+    # C11.13, C12.2
+    driver = Driver()
+    driver.engine.commands.begin(driver.session, Begin("t"))
+    driver.send_rejected(REPORTED, persistent=False)
+    driver.engine.commands.commit(driver.session, Commit("t"))
+    restored = restore_original(driver.take_one("/queue/DLQ.a")[2], 0)
+    assert restored is not None
+    assert (restored[0].name, restored[1].persistent, restored[1].body) == ("a", False, b"body")

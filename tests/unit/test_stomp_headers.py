@@ -558,8 +558,8 @@ BELONGS = {
     "truenext-gapless": "SEND and COMMIT",
     "truenext-forget": "DISCONNECT",
     "truenext-delay": "NACK",
-    "truenext-reject": "NACK",
-    "truenext-cause": "NACK",
+    "truenext-reject": "SEND and NACK",
+    "truenext-cause": "SEND and NACK",
     "truenext-express": "SUBSCRIBE",
 }
 VALUES = dict.fromkeys(["truenext-express", "truenext-reject", "truenext-gapless"], "true") | {
@@ -649,3 +649,44 @@ def test_requeue_false_is_poison(headers: dict[str, str], is_rejected: bool) -> 
 def test_a_requeue_that_contradicts_is_refused(headers: dict[str, str], reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         receive(connected(), "NACK", NACKED | headers)
+
+
+REJECTING = {"destination": "/queue/a", "transaction": "t", "truenext-reject": "true"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "rejected_for"),
+    [
+        (REJECTING, ""),
+        (REJECTING | {"truenext-cause": "no such\nitem"}, "no such\nitem"),
+        (REJECTING | {"truenext-reject": "false"}, None),
+        ({"destination": "/queue/a"}, None),
+    ],
+)
+def test_send_that_rejects_its_message_states_a_cause_and_does_not_store_it(
+    headers: dict[str, str], rejected_for: str | None
+) -> None:
+    # C11.13
+    (send,) = receive(connected(), "SEND", headers)
+    assert isinstance(send, Send)
+    assert send.rejected_for == rejected_for
+    assert b"truenext-" not in send.message.header
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"destination": "/queue/a", "truenext-reject": "true"}, "truenext-reject is for a SEND in a transaction"),
+        ({"destination": "/queue/a", "truenext-cause": "x"}, "truenext-cause of a SEND is for truenext-reject:true"),
+        (REJECTING | {"AMQ_SCHEDULED_DELAY": "5"}, "truenext-reject rejects the message at once"),
+        (REJECTING | {"destination": "/topic/a"}, "truenext-reject is for a SEND to one queue"),
+        (REJECTING | {"destination": "/queue/a,/queue/b"}, "truenext-reject is for a SEND to one queue"),
+        (REJECTING | {"destination": "/queue/DLQ.a"}, "truenext-reject is for a SEND to one queue"),
+        (REJECTING | {"truenext-cause": "x" * 5000}, "truenext-cause of 5000 bytes; at most 4096"),
+        (REJECTING | {"truenext-reject": "maybe"}, "truenext-reject"),
+    ],
+)
+def test_send_that_cannot_reject_its_message_is_refused_by_name(headers: dict[str, str], reason: str) -> None:
+    # C11.13
+    with pytest.raises(RemoteProtocolError, match=reason):
+        receive(connected(), "SEND", headers)

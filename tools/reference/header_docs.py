@@ -227,6 +227,13 @@ CLIENT_HEADERS: dict[str, tuple[HeaderDoc, ...]] = {
             "A message that has failed moves to the first of these queues instead of becoming a dead letter; the "
             "others stay in the header. The user needs the right to send to each queue. Only on a SEND to one queue.",
         ),
+        HeaderDoc(
+            ("truenext-reject", "truenext-cause"),
+            f"`true` or `false` (default); a text of up to {CAUSE_BYTES_MAX} bytes",
+            "The message does not arrive in its queue: it becomes a dead letter, with this cause, as if a consumer had "
+            "rejected it there. The user needs the right to take from the queue. Only on a SEND to one queue, in a "
+            "transaction.",
+        ),
         _PRODUCER,
         _GAPLESS,
         HeaderDoc(

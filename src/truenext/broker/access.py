@@ -198,6 +198,9 @@ def require_send_rights(user: User, send: Send) -> None:
     for named in send.failure_destinations:
         if not user.may(Right.SEND, _named(named)):
             raise ForbiddenError(user, f"send to {_named(named)}, which {REPORT_TO} or {ON_FAILURE} names")
+    if send.rejected_for is not None:
+        # The user could as well take the message from its queue, and reject it.
+        _require(user, Right.TAKE, _named(destination))
     if send.producer is not None:
         _require_producers(user)
 

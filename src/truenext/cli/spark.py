@@ -97,13 +97,13 @@ def abandon(query_id: str, broker: BrokerOptions) -> None:
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
 @broker_options
 def reject(query_id: str, sequence: int, broker: BrokerOptions) -> None:
-    """Move one row of the query ID to the dead-letter queue of the row's queue.
+    """Make one row of the query ID a dead letter of its queue.
 
     This is for a row that Spark cannot process. Stop the query first, and restart it afterwards.
     """
     with _connected(broker) as (connection, admin):
-        target = admin.reject(connection, admin.find_source(connection, query_id), sequence)
-    terminal.echo(f"message {sequence} is in {target}")
+        queue = admin.reject(connection, admin.find_source(connection, query_id), sequence)
+    terminal.echo(f"message {sequence} of {queue} is rejected")
 
 
 @spark.command()

@@ -7,20 +7,29 @@ stage, and the destination and state of each endpoint that waits for a reply.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.flows.message_ids import occurrence_id
 from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, parse_address
-from truenext.model.limits import HANDLERS_MAX
+from truenext.model.limits import HANDLERS_MAX, REPORT_ID_LENGTH_MAX
 
 _DEAD_LETTERS = f"/queue/{DEAD_LETTER_PREFIX}"
 
 VERSION = 2
 """Version of envelopes that this code writes and reads. Messages of all other versions are rejected."""
 
+PRIORITY: Final = 4
+PRIORITY_INTERACTIVE: Final = 9
+CALLS_MAX: Final = 200
+"""Maximum length of a chain of messages in one flow, each sent by the stage that got the message before; replies do not
+count. A longer flow most likely runs in a circle. Several requests of one stage count as one message."""
+TOO_MANY_CALLS: Final = (
+    f"this flow has more than {CALLS_MAX} messages one after another: check whether it runs in a circle"
+)
+CONTENT_TYPE: Final = "application/json"
 
 EMPTY = msgspec.Raw(b"{}")
 """JSON of an empty object. In the decoded value, each field has its default."""
@@ -89,6 +98,18 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """True if the broker sends this body several times, such as by cron. Each occurrence then is a message and a flow
     of its own (`as_occurrence`)."""
 
+    @property
+    def priority(self) -> int:
+        return PRIORITY_INTERACTIVE if self.flow.interactive else PRIORITY
+
+
+class FailureOptions(NamedTuple):
+    """Options of a SEND that name the destinations told of a failure of its message; empty if there are none."""
+
+    report_to: str = ""
+    report_id: str = ""
+    on_failure: tuple[str, ...] = ()
+
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
     """Part of an envelope from which the version can be read, even if the rest cannot be decoded."""
@@ -128,6 +149,35 @@ def decode_envelope(body: bytes) -> Envelope:
         if each.failure and not is_dead_lettering(each.failure):
             raise NotDecoded(f"the failure address {each.failure[:100]!r} is not a single queue")
     return envelope
+
+
+def continued(
+    envelope: Envelope,
+    *,
+    kind: str,
+    id: str,
+    sender: str,
+    flow: FlowContext,
+    message: msgspec.Raw,
+    state: msgspec.Raw,
+    waiting: list[ReplyTo],
+    attachments: dict[str, bytes],
+) -> Envelope:
+    """Return the envelope of the message by which a stage that got `envelope` continues the flow. Its `calls` may be
+    above CALLS_MAX."""
+    return Envelope(
+        version=VERSION,
+        id=id,
+        flow=flow,
+        kind=kind,
+        sender=sender,
+        message=message,
+        parent=envelope.id,
+        state=state,
+        waiting=waiting,
+        calls=envelope.calls + (kind != "reply"),
+        attachments=attachments,
+    )
 
 
 def as_occurrence(envelope: Envelope, due: str | None) -> Envelope:
@@ -188,3 +238,23 @@ def report_address(waiting: list[ReplyTo]) -> str:
     """Return the queue or topic that gets a report if the message becomes a dead letter: the `report` of the last
     waiting address that has one; empty if none has one."""
     return next((each.report for each in reversed(waiting) if each.report), "")
+
+
+def failure_options(envelope: Envelope, destination: str) -> FailureOptions:
+    """Return the options of a SEND of this message to `destination`. They name nothing if the destination keeps failed
+    messages, or nothing waits for the flow."""
+    waiting = envelope.waiting
+    if not any(each.failure or each.report for each in waiting) or not is_dead_lettering(destination):
+        return FailureOptions()
+    flow_id = envelope.flow.id
+    report_to = report_address(waiting) if len(flow_id) <= REPORT_ID_LENGTH_MAX else ""
+    return FailureOptions(report_to, flow_id if report_to else "", failure_handlers(waiting))
+
+
+def failures_of(queue: str, body: bytes) -> FailureOptions:
+    """Return the options with which a message was sent to `queue`, as its body tells; empty if the body is not a
+    message of stages."""
+    try:
+        return failure_options(decode_envelope(body), f"/queue/{queue}")
+    except NotDecoded:
+        return FailureOptions()

@@ -90,6 +90,9 @@ class ExecutionStarted(StageEvent, tag_field="kind", tag=STARTED, omit_defaults=
     missing if the broker does not send the time."""
     exactly_once: bool = False
     """True if the stage has exactly-once processing, else missing."""
+    taken: bool = False
+    """True if the message was acknowledged before the stage ran, because a job of Spark keeps its batch; else
+    missing."""
 
 
 class SqlCommitted(StageEvent, tag_field="kind", tag=SQL_COMMITTED):

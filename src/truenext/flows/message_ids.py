@@ -28,6 +28,12 @@ def child_id(parent: str, ordinal: int) -> str:
     return _derive_id(parent, f"{parent} {ordinal}")
 
 
+def output_seed(message_id: str, queue: str) -> str:
+    """Return the text from which the ids of the messages are derived that the stage of `queue` sends for a message: the
+    same in each run of the stage, and different in different stages that get the same message."""
+    return f"{message_id} {queue}"
+
+
 def occurrence_id(schedule: str, due_ms: int) -> str:
     """Return the id of one occurrence of a schedule, made of the schedule's id and the due time."""
     return _derive_id(f"{due_ms:0{TIME_LENGTH}x}", f"{schedule} due {due_ms}")

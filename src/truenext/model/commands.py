@@ -69,6 +69,9 @@ class Send(msgspec.Struct, gc=False):
     """True if headers name other destinations than `destination`: a reply-to, or those in `failure_destinations`."""
     failure_destinations: tuple[Destination, ...] = ()
     """Destination of reports, and handlers, which get messages if the message fails (C11.7, C11.8)."""
+    rejected_for: str | None = None
+    """Cause for which the message becomes a dead letter of its queue at once (C11.13); "" if none is stated, None if
+    the message arrives in its queue."""
     is_repeat: bool = False
     """True if the number was used before, so that the message was not accepted again; set by the engine."""
     is_unknown: bool = False

@@ -41,6 +41,8 @@ HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         "truenext-number",
         "truenext-ttl",
         "truenext-gapless",
+        "truenext-reject",
+        "truenext-cause",
         "message-id",
         "subscription",
         "ack",

@@ -10,13 +10,13 @@ from truenext.client.core.send_options import SendOptions, encode_send, is_plain
 from truenext.client.tasks.connection import Session
 from truenext.client.tasks.encoded_sends import send_encoded
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.model.limits import TRANSACTION_QUEUE_COUNT, TRANSACTION_QUEUES_UNCOUNTED
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
 from truenext.stage.core.output import OutputMessage
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, MessageToSend
 
-CONTENT_TYPE = "application/json"
 FRAME_BYTES = 1024
 """Estimated bytes of a message in a transaction besides its body; the true number is usually lower."""
 

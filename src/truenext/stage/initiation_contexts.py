@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import LocalProtocolError
+from truenext.flows.envelope import PRIORITY_INTERACTIVE
 from truenext.flows.message_ids import key_id
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.stage.broker_transaction import encode_messages, transaction_count, transaction_size
@@ -22,7 +23,7 @@ from truenext.stage.core.errors import FlowError
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.names import replies_queue
 from truenext.stage.core.outbox_unit import Delay, InitiationKey, OutboxUnit
-from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
+from truenext.stage.core.output import Output
 from truenext.stage.initiator import checked_timeout
 from truenext.stage.user_code import running_loop
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from truenext.client.tasks.connection import Connection
+from truenext.flows.envelope import PRIORITY_INTERACTIVE
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.model.service_health import PoolStatus
-from truenext.stage.core.output import PRIORITY_INTERACTIVE
 from truenext.stage.interceptors.interceptor import PoolName
 
 _logger = logging.getLogger("truenext.stage")

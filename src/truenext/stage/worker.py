@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from truenext.clock import monotonic
 from truenext.errors import InDoubt, RolledBack
-from truenext.flows.envelope import Envelope, as_occurrence, decode_envelope
-from truenext.flows.message_ids import inbox_id
+from truenext.flows.envelope import PRIORITY_INTERACTIVE, Envelope, as_occurrence, decode_envelope
+from truenext.flows.message_ids import inbox_id, output_seed
 from truenext.model.failure_headers import ON_FAILURE, stored_handlers
 from truenext.stage.broker_transaction import (
     BrokerUnavailable,
@@ -43,7 +43,7 @@ from truenext.stage.core.errors import NoAttemptsLeft, Reject
 from truenext.stage.core.failed_request import failed_request, reported_failure
 from truenext.stage.core.failure import FAILURE, REPORT, cause_of, describe_error, is_text_too_long
 from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxUnit
-from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
+from truenext.stage.core.output import Output
 from truenext.stage.core.retry import EXHAUSTED
 from truenext.stage.message_life import MessageLife
 from truenext.stage.message_state import (
@@ -341,7 +341,7 @@ class MessageHandler:
         """Return the text from which the ids of the output's messages are derived. It is the same in each run of the
         stage. Different stages that get the same message have different seeds, and so do the processes that get a
         published message."""
-        seed = f"{envelope.id} {self._stage.queue}"
+        seed = output_seed(envelope.id, self._stage.queue)
         return seed if self._stage.endpoint.subscribed_topic is None else f"{seed} {self._context.run_id}"
 
     async def _run_and_commit(self, envelope: Envelope, output: Output, work: AnySqlWork | None) -> None:

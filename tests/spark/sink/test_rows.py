@@ -18,9 +18,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from truenext.engine.lifecycle.redelivery import REJECTED, make_dead_letter, make_report
 from truenext.errors import ConfigurationError
+from truenext.model.batch import Causes
 from truenext.model.commands import Send
 from truenext.model.message import with_ttl
+from truenext.model.policy import DEFAULT_POLICY
 from truenext.model.record import RECORD_OVERHEAD_BYTES
 from truenext.spark.sink import rows
 from truenext.spark.sink.options import SinkOptions, parse_options
@@ -108,6 +111,24 @@ def test_frame_of_a_row_is_not_shorter_than_what_the_broker_stores(columns: dict
     assert isinstance(send, Send)
     message = with_ttl(send.message, send.ttl_ms, 1_764_000_000_000) if send.ttl_ms else send.message
     assert len(data) >= len(message.header) + len(message.body) + RECORD_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize("cause", ["", "x", ":" * 4096, "é" * 2048])
+def test_frame_of_a_rejected_row_is_not_shorter_than_letter_and_report(cause: str) -> None:
+    columns = {"report_to": "/topic/" + "r" * 200, "report_id": "i" * 64, "correlation_id": "c" * 32, "reject": cause}
+    given = {name: [value] for name, value in {"body": b"b", "queue": "q" * 200, **columns}.items()}
+    (data,) = encode_rows(pa.RecordBatch.from_pydict(given), None)
+    (frame,) = frames_of(data)
+    send = FRAME_INTERPRETERS["SEND"](rows._INTERPRETER, frame)
+    assert isinstance(send, Send) and send.rejected_for == cause
+    causes, now_ms = Causes(cause, cause), 1_764_000_000_000
+    letter = make_dead_letter(
+        send.message, "q" * 200, DEFAULT_POLICY, attempts=1, causes=causes, reason=REJECTED, now_ms=now_ms
+    )
+    report = make_report(letter)
+    assert report is not None
+    size = sum(len(each.header) + len(each.body) + RECORD_OVERHEAD_BYTES for each in (letter.message, report[1]))
+    assert len(data) >= size
 
 
 def test_a_row_with_all_columns_has_all_headers() -> None:

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connect, send
+from tests.spark.stage_job.messages import request
 from truenext.errors import ConnectionLost, TruenextError
+from truenext.flows.envelope import ReplyTo, encode_envelope
 from truenext.model.spark_queues import QueryStatus
 from truenext.spark.admin import abandon, find_source
 from truenext.spark.broker.connection import BrokerConnection
@@ -219,7 +221,7 @@ def test_a_rejected_row_is_in_the_dead_letter_queue_and_the_others_are_read(
     rows = [row for each in planned for batch in reader.read(each) for row in batch.to_pylist()]
     (sequence,) = (row["sequence"] for row in rows if row["body"] == b"b")
     with connect(here) as broker:
-        assert reject(broker, find_source(broker, query.end.id), sequence) == "DLQ.orders"
+        assert reject(broker, find_source(broker, query.end.id), sequence) == "orders"
         with pytest.raises(TruenextError, match=f"^no bundle of query {query.end.id} has message {sequence}$"):
             reject(broker, find_source(broker, query.end.id), sequence)
     # In the order in which they were taken, though a bundle was written anew.
@@ -228,6 +230,27 @@ def test_a_rejected_row_is_in_the_dead_letter_queue_and_the_others_are_read(
     (letter,) = here.queue("DLQ.orders").messages
     assert (letter.body, letter.headers["colour"], letter.headers.get("expires")) == (b"b", "red", None)
     assert (letter.headers["persistent"], letter.headers["truenext-attempts"]) == ("true", "0")
+    assert letter.headers["truenext-original-destination"] == "/queue/orders"
+    assert letter.headers["truenext-original-last-cause"] == "rejected by truenext spark reject"
+
+
+@pytest.mark.parametrize("act", ["reject", "abandon"])
+def test_a_row_of_a_stage_keeps_the_addresses_told_of_its_failure(
+    here: BlockingBroker, query: SmallQuery, act: str
+) -> None:
+    envelope = request(1, [ReplyTo("/topic/replies.shop.1", report="/queue/reports")])
+    send(here, encode_envelope(envelope).decode())
+    query.run_batch(query.reader())
+    with connect(here) as broker:
+        status = find_source(broker, query.end.id)
+        if act == "reject":
+            reject(broker, status, 1)
+            (told,) = here.queue("reports").messages
+            assert (told.headers["correlation-id"], told.headers["truenext-failure"]) == (envelope.flow.id, "report")
+        else:
+            list(abandon(broker, status))
+            (row,) = here.queue("orders").messages
+            assert row.headers["truenext-report-to"] == "/queue/reports"
 
 
 def test_the_only_row_of_a_query_can_be_rejected(here: BlockingBroker, query: SmallQuery) -> None:

@@ -8,17 +8,15 @@ were sent are in Parquet, or in another queue.
 
 import os
 import random
-import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.spark.killing import SURVIVED, draw, kill
 from tests.spark.queues import url, waiting
 from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
 from truenext import blocking
@@ -30,19 +28,6 @@ MESSAGES = 9_000
 QUEUES = ("rows", "more.rows")
 READ = "rows,more.>"
 """Option `queue` of the query."""
-RUN_SECONDS = 15.0
-"""Approximate time of a run, on two cores."""
-COMMANDS = {
-    "java": "org.apache.spark.deploy.SparkSubmit",
-    "source": "pyspark.sql.streaming.python_streaming_source_runner",
-    "sink": "pyspark.sql.worker.python_streaming_sink_runner",
-    "worker": "pyspark.daemon pyspark.worker",
-    "executor": "CoarseGrainedExecutorBackend",
-}
-"""Words in the command of each kind of process that can be killed; `source` and `sink` have the driver's."""
-SURVIVED = {"broker", "executor"}
-"""Processes after whose death the query continues by itself."""
-
 pytestmark = [
     pytest.mark.skipif(not KILLS, reason="takes minutes: make spark"),
     pytest.mark.timeout(600 + 120 * KILLS),
@@ -63,7 +48,7 @@ def test_messages_have_their_effect_once_after_random_kills(
 ) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_KILLS={KILLS}")
     dice = random.Random(SEED)
-    drawn = _draw(victims, dice)
+    drawn = draw(victims, dice)
     victim = next(drawn)
     sent = 0
     killed: Counter[str] = Counter()
@@ -75,7 +60,7 @@ def test_messages_have_their_effect_once_after_random_kills(
                 _send(broker, range(sent, sent + MESSAGES), dice)
                 sent += MESSAGES
             with _start(broker, tmp_path, master, target) as query:
-                is_killed = killed.total() < KILLS and _kill(victim, broker, query, dice)
+                is_killed = killed.total() < KILLS and kill(victim, broker, query, dice)
                 status = query.wait()
                 print(victim if is_killed else "nothing", "is killed; the query ends with", status)
                 if not is_killed or victim in SURVIVED:
@@ -94,12 +79,6 @@ def test_messages_have_their_effect_once_after_random_kills(
     check_each_once(rows, sent)
     audit = [TRUENEXT, "audit", str(broker.data), "--master", "local[2]"]
     assert subprocess.run(audit, capture_output=True, text=True, check=False).returncode == 0
-
-
-def _draw(victims: tuple[str, ...], dice: random.Random) -> Iterator[str]:
-    """Yield victims at random, each once before any comes again."""
-    while True:
-        yield from dice.sample(victims, len(victims))
 
 
 def _send(broker: BrokerProcess, numbers: range, dice: random.Random) -> None:
@@ -128,24 +107,3 @@ def _rows_in(broker: BrokerProcess, queue: str) -> list[dict[str, Any]]:
 
 def _start(broker: BrokerProcess, folder: Path, master: str, target: str) -> QueryProcess:
     return QueryProcess(folder, "query", url(broker), READ, str(folder), master, target)
-
-
-def _kill(victim: str, broker: BrokerProcess, query: QueryProcess, dice: random.Random) -> bool:
-    """Kill something of a query, some time after its first question to the broker; False if the query has ended."""
-    while not query.processes(COMMANDS["source"]) and query.is_running:
-        time.sleep(0.1)
-    time.sleep(dice.uniform(0.0, RUN_SECONDS))
-    while query.is_running:
-        if victim == "broker":
-            broker.kill()
-            time.sleep(dice.random())
-            broker.start(broker.port)
-            return True
-        if victim == "driver":
-            query.kill_driver()
-            return True
-        if found := query.processes(COMMANDS[victim]):
-            os.kill(dice.choice(found), signal.SIGKILL)
-            return True
-        time.sleep(0.01)
-    return False

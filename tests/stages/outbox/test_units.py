@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from truenext.client.core.send_options import SendOptions, encode_send
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.flows.message_ids import RANDOM_BYTES, child_id, first_id, inbox_id
-from truenext.stage.broker_transaction import CONTENT_TYPE, encode_heads, transaction_count
+from truenext.stage.broker_transaction import encode_heads, transaction_count
 from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
     TTL_MIN_S,

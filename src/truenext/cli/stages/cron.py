@@ -30,9 +30,9 @@ from truenext.cli.stages.service_broker import broker_of, urls_option
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, InDoubt, Refused, TruenextError
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 from truenext.model.numerals import count_noun
-from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.core.cron import CronFlow, CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.service import Service
 

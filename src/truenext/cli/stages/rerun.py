@@ -15,11 +15,10 @@ from truenext.cli.values import COUNT, QueueNameParam
 from truenext.client.core.send_options import SendOptions
 from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import Refused, RolledBack, TruenextError
-from truenext.flows.envelope import NotDecoded, as_occurrence, decode_envelope, encode_envelope
+from truenext.flows.envelope import CONTENT_TYPE, NotDecoded, as_occurrence, decode_envelope, encode_envelope
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.model.numerals import count_noun
-from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.failure import FAILURE, HANDLED
 

@@ -44,11 +44,11 @@ from truenext.cli.stages.source_watcher import SourceWatcher
 from truenext.cli.values import HOST_AND_PORT, EnumParam, PathParam, seconds_option
 from truenext.client.core.credentials import Credentials
 from truenext.errors import Code, ConfigurationError, Refused, TruenextError
+from truenext.flows.names import endpoint_of
 from truenext.model.numerals import count_noun
 from truenext.model.url import parse_host_and_port
 from truenext.stage.core.cron import CronPage, PresentCron, are_equal, present_selector
 from truenext.stage.core.health import STALLED_AFTER_S, assess_health
-from truenext.stage.core.names import endpoint_of
 from truenext.stage.definition import Definition
 from truenext.stage.service import Service
 from truenext.stage.service_run import STOP_TIMEOUT_S, RunResources, ServiceRun

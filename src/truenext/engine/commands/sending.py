@@ -4,6 +4,7 @@ to one queue          the message is accepted at once
 to several queues     each queue accepts a copy
 scheduled             the message is stored until it is due (background/scheduled.py)
 in a transaction      the transaction keeps the message until COMMIT (transactions.py)
+rejected              the transaction keeps its dead letter and its report instead
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from msgspec.structs import replace
 
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.redelivery import REJECTED, make_dead_letter, make_report
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, send_count
 from truenext.engine.writing.engine_state import EngineState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
+from truenext.model.batch import Causes
 from truenext.model.commands import Begin, Command, Commit, Send, SendRun
 from truenext.model.destination import SPARK_PREFIX, Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DRAINED, DiskLevel
@@ -68,7 +71,8 @@ class Sending:
         memory has no space for the message.
         """
         if send.transaction is not None:
-            self._send_in_transaction(session, send, send.transaction)
+            for each in (send,) if send.rejected_for is None else self._rejected(send):
+                self._send_in_transaction(session, each, send.transaction)
             return
         if send.producer is not None and self.is_repeat(session, send):
             return
@@ -161,6 +165,27 @@ class Sending:
             transaction.balance.send(send)
         session.transactions.add_usage(transaction, count=count, size=size)
         memory.transaction_bytes += size
+
+    def _rejected(self, send: Send) -> Iterator[Send]:
+        """Yield the send of the dead letter, or to the next handler, that takes the place of a rejecting send, and the
+        send of its report, if it has one."""
+        now_ms = self._commit_state.now_ms
+        message = with_ttl(send.message, send.ttl_ms, now_ms) if send.ttl_ms else send.message
+        message.arrived_ms = now_ms
+        cause = send.rejected_for or ""
+        failed = make_dead_letter(
+            message,
+            send.destination.name,
+            self._queues.policies.for_queue(send.destination.name),
+            attempts=1,
+            causes=Causes(cause, cause),
+            reason=REJECTED,
+            now_ms=now_ms,
+        )
+        yield Send(failed.destination, failed.message, send.transaction, send.producer, send.number)
+        report = None if failed.is_handled else make_report(failed)
+        if report is not None:
+            yield Send(*report, send.transaction)
 
     def check_copies(self, count: int) -> None:
         """Check the number of copies that a command would make. `count` counts copies as `send_count` says.

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 
 from truenext.client.core.send_options import SendOptions, encode_send
 from truenext.errors import ConfigurationError, RemoteProtocolError, TruenextError
+from truenext.model.header_lines import encode_header_lines
 from truenext.model.order import PRIORITY_DEFAULT
 from truenext.spark.sink.options import SinkOptions, sink_destination
 from truenext.wire.stomp.frame import Frame, Version
@@ -49,6 +50,8 @@ BODY_BYTES_MAX = 15 << 20
 _TTL_DIGITS_MIN = 10
 """Smallest number of digits of a time to live. So the header line is at least as long as the line `expires` that the
 broker stores instead."""
+_FACTS_BYTES = 1536
+"""Bytes of the headers that say of a dead letter and of its report why there are, without the cause."""
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
 """Interpreter for a connection without subscriptions, such as the driver's."""
@@ -66,6 +69,10 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "expires": (TimestampType,),
     "ttl_ms": _WHOLE_NUMBER,
     "delay_ms": _WHOLE_NUMBER,
+    "report_to": (StringType,),
+    "report_id": (StringType,),
+    "on_failure": (StringType,),
+    "reject": (StringType,),
     "headers": (MapType,),
 }
 _HEADERS = "map<string,string>"
@@ -148,7 +155,9 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
                 if value < 1:
                     raise ValueError(f"column {name} is {value}, and must be 1 or more")
                 options["delay" if name == "delay_ms" else "ttl"] = value / 1000
-            elif name != "expires":
+            elif name == "on_failure":
+                options["on_failure"] = value.split(" ")
+            elif name not in ("expires", "reject"):
                 options[name] = value  # type: ignore[literal-required]
         expires = row.get("expires")
         if expires is not None:
@@ -160,11 +169,16 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
             head += DEFAULT_PRIORITY_LINE
         if row.get("ttl_ms") is not None:
             head += f"truenext-ttl:{row['ttl_ms']:0{_TTL_DIGITS_MIN}}\n".encode()
+        reject = row.get("reject")
+        if reject is not None:
+            head += encode_header_lines({"truenext-reject": "true", "truenext-cause": reject})
         head += _TRANSACTION_LINE
         _check_send(head)
     except (ValueError, TypeError, RemoteProtocolError) as error:
         raise UnsendableRow(f"a row cannot be sent as a message: {error}; the row has {row}") from error
-    return b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
+    frame = b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
+    # Between frames, line ends mean nothing. Here they keep the room for the facts in a dead letter and in its report.
+    return frame if reject is None else frame + b"\n" * (len(head) + 4 * len(reject.encode()) + _FACTS_BYTES)
 
 
 @lru_cache(maxsize=1000)

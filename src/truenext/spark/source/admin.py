@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from truenext.errors import TruenextError
-from truenext.model.destination import dead_letter_name
+from truenext.flows.envelope import FailureOptions, failures_of
+from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
 from truenext.model.spark_queues import (
     CLOSED_BATCH,
     SOURCE_PREFIX,
@@ -30,6 +31,7 @@ from truenext.spark.source.offset import task_producer
 from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
+REJECTED_BY_HAND = "rejected by truenext spark reject"
 _NUMBER_MAX = (1 << 63) - 1
 """Highest number of a producer. After its use, every COMMIT of the query counts as a repeat."""
 
@@ -110,8 +112,8 @@ def return_rows(
 
 
 def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
-    """Move one row from its bundle to the dead-letter queue of the row's queue, and return the name of this dead-letter
-    queue.
+    """Remove one row from its bundle, and reject it in its queue, as a consumer would: it becomes a dead letter, or
+    goes to the queue that handles its failure. Return the name of its queue.
 
     Raises: TruenextError if no bundle has the row; Refused, ConnectionLost if a step fails
     """
@@ -128,17 +130,16 @@ def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
             head = parse_bundle_head(frame.headers)
             head = head._replace(rows=head.rows - 1, bytes=head.bytes - len(row["body"]))
             headers = bundle_headers(head, parse_bundle_origin(frame.headers))
-            # Like dead letters of the broker: persistent, without expiry.
-            letter = row | {"queue": dead_letter_name(row["queue"]), "persistent": True, "expires": None}
+            rejected = {"truenext-reject": "true", "truenext-cause": REJECTED_BY_HAND}
             _commit(
                 broker,
                 [
                     ("ACK", {"id": frame.headers["ack"]}, b""),
                     ("SEND", {"destination": f"/queue/{queue}", "persistent": "true", **headers}, encode_bundle(rest)),
-                    ("SEND", _send_headers(letter), row["body"]),
+                    ("SEND", _send_headers(row) | rejected, row["body"]),
                 ],
             )
-            return str(letter["queue"])
+            return str(row["queue"])
     raise TruenextError(f"no bundle of query {status.id} has message {sequence}")
 
 
@@ -156,7 +157,14 @@ def _send_headers(row: dict[str, Any]) -> dict[str, str]:
             headers[header] = row[name]
     if row["expires"] is not None:
         headers["expires"] = str(round(row["expires"].timestamp() * 1000))
-    return headers
+    return headers | _failure_headers(failures_of(row["queue"], row["body"]))
+
+
+def _failure_headers(told: FailureOptions) -> dict[str, str]:
+    """Return the headers that name the destinations told of a failure. A bundle leaves them out, and they follow from
+    the body."""
+    headers = {REPORT_TO: told.report_to, REPORT_ID: told.report_id, ON_FAILURE: " ".join(told.on_failure)}
+    return {name: value for name, value in headers.items() if value}
 
 
 def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], bytes]]) -> None:

@@ -107,7 +107,7 @@ def _not_recorded(joined: DataFrame, processes: DataFrame) -> DataFrame:
         .drop("other")
         .join(F.broadcast(processes.where("is_whole").select("process")), "process")
     )
-    is_recorded = F.coalesce(F.col("outcome").isin(*DONE, "in doubt"), F.lit(False))
+    is_recorded = F.coalesce(F.col("outcome").isin(*DONE, "in doubt") | F.col("taken"), F.lit(False))
     return (
         joined.where("acknowledged_event is not null and last_dispatch is not null")
         .groupBy("queue", "sequence")

@@ -23,7 +23,7 @@ STAGE_EVENTS = StructType(
             (StringType(), ("trace", "sender", "error", "given_up_for")),
             (LongType(), ("number", "at", "sequence", "execution", "total_us", "run_us", "commit_us", "accepted_ms")),
             (IntegerType(), ("format", "attempt", "deliveries")),
-            (BooleanType(), ("exactly_once",)),
+            (BooleanType(), ("exactly_once", "taken")),
         )
         for name in names
     ]

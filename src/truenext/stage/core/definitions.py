@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from truenext.errors import RemoteProtocolError
+from truenext.flows.names import FAILURE_STAGE
 from truenext.model.destination import parse_stored_address
 from truenext.model.pattern import is_pattern
 from truenext.stage.core.codec import Codec, type_name
@@ -36,8 +37,6 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 CONCURRENCY_MAX = 1000
-FAILURE_STAGE = "on_failure"
-"""Name of the stage that `on_failure` decorates."""
 
 
 class Endpoint(Generic[M, R]):

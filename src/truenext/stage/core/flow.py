@@ -19,7 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
-from truenext.flows.envelope import EMPTY, VERSION, Envelope, FlowContext, ReplyTo
+from truenext.flows.envelope import CALLS_MAX, EMPTY, TOO_MANY_CALLS, Envelope, FlowContext, ReplyTo, continued
 from truenext.stage.core.codec import check_properties, type_name
 from truenext.stage.core.definitions import Endpoint, Stage, Topic
 from truenext.stage.core.errors import FlowError, Reject
@@ -41,9 +41,6 @@ from truenext.stage.core.stashed_flow import StashedFlow
 WAITING_MAX: Final = 35
 """Maximum depth of nested requests in one flow: number of pending replies, including the reply of the flow itself. A
 deeper flow most likely has an endpoint that requests itself."""
-CALLS_MAX: Final = 200
-"""Maximum length of a chain of messages in one flow, each sent by the stage that got the message before; replies do not
-count. A longer flow most likely runs in a circle. Several requests of one stage count as one message."""
 UNSET: Final = object()
 
 M = TypeVar("M")
@@ -306,25 +303,20 @@ class Flow:
         attachments: Mapping[str, bytes] | None,
         delay: Delay | None = None,
     ) -> None:
-        calls = self._envelope.calls + (kind != "reply")
-        if calls > CALLS_MAX:
-            raise Reject(
-                f"this flow has more than {CALLS_MAX} messages one after another: check whether it runs in a circle"
-            )
+        if self._envelope.calls + (kind != "reply") > CALLS_MAX:
+            raise Reject(TOO_MANY_CALLS)
         # Checked before the continuation is set: the stage may catch the error, and continue in another way.
         context, checked = self._flow_context, checked_attachments(attachments)
         self._set_continuation(kind)
-        envelope = Envelope(
-            version=VERSION,
-            id=self._output.new_id(),
-            flow=context,
+        envelope = continued(
+            self._envelope,
             kind=kind,
+            id=self._output.new_id(),
             sender=self._output.sender,
+            flow=context,
             message=message,
-            parent=self.message_id,
             state=state,
             waiting=waiting,
-            calls=calls,
             attachments=checked,
         )
         self._output.outgoing.append(OutputMessage(destination, envelope, self._source.expires_ms, delay=delay))

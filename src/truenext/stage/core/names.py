@@ -10,14 +10,10 @@ stages are added or change their order.
 
 from __future__ import annotations
 
-import re
-
+from truenext.flows.names import is_reserved, is_word, later_stage_queue
 from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.stage.core.errors import DefinitionError
 
-STAGE_MARK = "stage"
-"""Word between the name of an endpoint and the name of a stage, in the name of the stage's queue."""
-_IS_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*").fullmatch
 _DEAD_LETTER_PREFIX = len("DLQ.")
 
 
@@ -29,12 +25,12 @@ def expand_endpoint_name(text: str, service: str) -> str:
         )
     name = service + text if text.startswith(".") else text
     words = name.split(".")
-    if not all(map(_IS_WORD, words)):
+    if not all(map(is_word, words)):
         raise DefinitionError(
             f"{text!r} is not the name of an endpoint or service: use words of letters, digits, - and _, with dots, "
             "such as order.place"
         )
-    if STAGE_MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic", "Spark"):
+    if is_reserved(words):
         raise DefinitionError(f"{text!r} cannot be the name of an endpoint: queues with such names are reserved")
     _check_length(name)
     return name
@@ -45,17 +41,11 @@ def stage_queue(endpoint: str, stage: str) -> str:
 
     Raises: DefinitionError if the name of the stage is invalid
     """
-    if not (isinstance(stage, str) and _IS_WORD(stage)):
+    if not (isinstance(stage, str) and is_word(stage)):
         raise DefinitionError(f"{stage!r} is not the name of a stage of {endpoint}: use letters, digits, - and _")
-    name = f"{endpoint}.{STAGE_MARK}.{stage}"
+    name = later_stage_queue(endpoint, stage)
     _check_length(name)
     return name
-
-
-def endpoint_of(queue: str) -> str | None:
-    """Return the name of the endpoint to which the queue of a later stage belongs; None for other queues."""
-    endpoint, mark, stage = queue.rpartition(f".{STAGE_MARK}.")
-    return endpoint if mark and _IS_WORD(stage) else None
 
 
 def _check_length(name: str) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
 
 import msgspec
 
-from truenext.flows.envelope import Envelope, encode_envelope, failure_handlers, is_dead_lettering, report_address
+from truenext.flows.envelope import Envelope, encode_envelope, failure_options
 from truenext.flows.message_ids import child_id
-from truenext.model.limits import BODY_BYTES_MAX, REPORT_ID_LENGTH_MAX
+from truenext.model.limits import BODY_BYTES_MAX
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.outbox_unit import Delay, EncodedMessage
-
-PRIORITY: Final = 4
-PRIORITY_INTERACTIVE: Final = 9
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
@@ -43,25 +39,13 @@ class OutputMessage(msgspec.Struct, frozen=True):
                 f"of its flow and the states of waiting stages count: send or keep less"
             )
         id, flow, expires_ms = envelope.id, envelope.flow, self.expires_ms
-        priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
-        ttl_s, delay = self.ttl_s, self.delay
+        ttl_s, delay, priority = self.ttl_s, self.delay, envelope.priority
         encoded = EncodedMessage(self.destination, body, id, priority, flow.persistent, expires_ms, ttl_s, delay=delay)
         for each in envelope.waiting:
             if each.failure or each.report:
-                return _with_failure_headers(encoded, envelope)
+                told = failure_options(envelope, self.destination)
+                return msgspec.structs.replace(encoded, **told._asdict())
         return encoded
-
-
-def _with_failure_headers(message: EncodedMessage, envelope: Envelope) -> EncodedMessage:
-    """Return the message with its failure handlers and the address for a report. If the destination keeps failed
-    messages, return the message as it is."""
-    flow_id, waiting = envelope.flow.id, envelope.waiting
-    if not is_dead_lettering(message.destination):
-        return message
-    report_to = report_address(waiting) if len(flow_id) <= REPORT_ID_LENGTH_MAX else ""
-    return msgspec.structs.replace(
-        message, on_failure=failure_handlers(waiting), report_to=report_to, report_id=flow_id if report_to else ""
-    )
 
 
 class Output:

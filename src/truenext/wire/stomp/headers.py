@@ -25,9 +25,9 @@ from typing import TypeVar
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Subscribe
-from truenext.model.destination import Destination, DestinationKind
+from truenext.model.destination import DEAD_LETTER_PREFIX, Destination, DestinationKind, destination_error
 from truenext.model.failure_headers import ON_FAILURE, REPORT_ID, REPORT_TO
-from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS
+from truenext.model.header_lines import ADDED_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS
 from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, SEQUENCE_MAX, WINDOW_MAX
 from truenext.model.numerals import are_digits
 from truenext.model.order import PRIORITY_MAX, rank
@@ -48,7 +48,8 @@ DURABLE_NAME = (
 )
 """Headers with the name of a durable subscription: ActiveMQ's header and its old misspelling, and the present and the
 former header of ActiveMQ's successor."""
-REJECT = ("truenext-reject", "requeue")
+_REJECT = "truenext-reject"
+REJECT = (_REJECT, "requeue")
 
 OPTIONS = (
     *("consumer.prefetchSize", "consumer.priority", "consumer.exclusive", "consumer.selector"),
@@ -73,10 +74,10 @@ AFTER, COUNT = BROWSE_OPTIONS = ("truenext-after", "truenext-count")
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
-    "SEND": (*_NUMBERED, "truenext-ttl", REPORT_TO, REPORT_ID, ON_FAILURE),
+    "SEND": (*_NUMBERED, "truenext-ttl", REPORT_TO, REPORT_ID, ON_FAILURE, _REJECT, CAUSE),
     "SUBSCRIBE": ("truenext-express", "truenext-pull", *BROWSE_OPTIONS),
     "ACK": ("truenext-started",),
-    "NACK": ("truenext-delay", "truenext-reject", CAUSE),
+    "NACK": ("truenext-delay", _REJECT, CAUSE),
     "BEGIN": ("truenext-count-attempts",),
     "COMMIT": (*_NUMBERED, "truenext-count-attempts"),
     "ABORT": ("truenext-count-attempts",),
@@ -435,6 +436,30 @@ def parse_cause(headers: Mapping[str, str]) -> str:
     if len(cause) > CAUSE_BYTES_MAX // 4 and (size := len(cause.encode())) > CAUSE_BYTES_MAX:
         raise RemoteProtocolError(f"{CAUSE} of {size} bytes; at most {CAUSE_BYTES_MAX}")
     return cause
+
+
+def parse_rejection(destination: Destination, headers: Mapping[str, str]) -> str | None:
+    """Return the cause for which a SEND rejects its message; "" if it states none; None if it does not reject.
+
+    Raises: RemoteProtocolError if a header is invalid, or this SEND cannot reject
+    """
+    text = headers.get(_REJECT)
+    if text is None or not read_boolean(_REJECT, text):
+        if CAUSE in headers:
+            raise RemoteProtocolError(f"{CAUSE} of a SEND is for {_REJECT}:true only: send both, or leave both out")
+        return None
+    if "transaction" not in headers:
+        raise RemoteProtocolError(
+            f"{_REJECT} is for a SEND in a transaction: send BEGIN first, and name its transaction"
+        )
+    if not SCHEDULE_HEADERS.isdisjoint(headers):
+        raise RemoteProtocolError(f"{_REJECT} rejects the message at once, and AMQ_SCHEDULED_… sends it later: use one")
+    if destination.kind is not DestinationKind.QUEUE or destination.name.startswith(DEAD_LETTER_PREFIX):
+        raise destination_error(
+            f"{_REJECT} is for a SEND to one queue whose messages can become dead letters, not to "
+            f"{destination.address[:100]!r}: name the queue of the message"
+        )
+    return parse_cause(headers)
 
 
 def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:

@@ -54,6 +54,7 @@ from truenext.wire.stomp.headers import (
     parse_cause,
     parse_counts_all,
     parse_nack_options,
+    parse_rejection,
     parse_subscribe_options,
 )
 from truenext.wire.stomp.replies import ReplyEncoder
@@ -139,6 +140,7 @@ class FrameInterpreter:
         ttl_ms = 0
         names_destinations = False
         failures: tuple[Destination, ...] = ()
+        rejected_for = None
         if not self._unusual_send.isdisjoint(headers):
             ttl_ms = _ttl(headers)
             # One check for both, as neither is usual.
@@ -157,6 +159,7 @@ class FrameInterpreter:
                     destination, headers.get(REPORT_TO), headers.get(REPORT_ID), headers.get(ON_FAILURE)
                 )
                 names_destinations = True
+            rejected_for = parse_rejection(destination, headers)
         elif not header or "content-length" not in headers:
             header = self._forwarded(frame, priority)
         elif priority_text is None:
@@ -185,6 +188,7 @@ class FrameInterpreter:
             is_gapless,
             names_destinations=names_destinations,
             failure_destinations=failures,
+            rejected_for=rejected_for,
         )
 
     def _report_ineffective_headers(self, frame: Frame) -> None:
