@@ -44,22 +44,37 @@ def main() -> None:
         started = time.perf_counter()
         run_audit([folder], master=options.master, out=Path(temporary) / "out")
         print(f"{time.perf_counter() - started:.1f} s in all, start of Spark and report included")
+        print(f"{processor_time():.1f} s of processor time of all processes")
         print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
 
 
 def peak_memory() -> int:
     """Return the sum in KiB of the peak resident memory of this process and its running descendants."""
-    parents: dict[int, int] = {}
-    peaks: dict[int, int] = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
+    peaks = 0
+    for pid in _own_processes():
         with suppress(OSError):
-            found = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-            parents[int(found["Pid"])] = int(found["PPid"])
-            peaks[int(found["Pid"])] = int(found.get("VmHWM", "0").split()[0])
-    own_pids = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in own_pids} - own_pids:
-        own_pids |= more
-    return sum(peaks[pid] for pid in own_pids)
+            status = (Path("/proc") / str(pid) / "status").read_text()
+            found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            peaks += int(found.get("VmHWM", "0").split()[0])
+    return peaks
+
+
+def processor_time() -> float:
+    """Return the seconds of processor time of this process, its descendants, and those of them that have ended."""
+    ticks = sum(sum(map(int, fields[11:15])) for fields in _own_processes().values())
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_processes() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat behind the name, from the state on, of this process and its descendants."""
+    fields: dict[int, list[str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
+    own = {os.getpid()}
+    while more := {pid for pid, each in fields.items() if int(each[1]) in own} - own:
+        own |= more
+    return {pid: fields[pid] for pid in own}
 
 
 def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:

@@ -139,11 +139,12 @@ def audit(
 def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_seconds: float) -> DataFrame:
     """Audit the queues of the history's plan by section, all others whole, and return the cached rows of the sweep."""
     stuck_limit = int(stuck_seconds * 1e6)
-    cuts = cut_rows(history, found.where("is_carried").select("sequence"))
+    cuts, cached = cut_rows(history, found.where("is_carried").select("sequence"))
     of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit).persist()
     joined = join_sections(of_sections, history.plan, stuck_limit).persist()
     joined.count()
-    of_sections.unpersist()
+    for each in (of_sections, *cached):
+        each.unpersist()
     return joined
 
 

@@ -68,9 +68,9 @@ class CutHistory:
     """Starts, gaps, and the end of the history, in order."""
 
 
-def cut_rows(history: CutHistory, carried: DataFrame) -> DataFrame:
-    """Return the rows of all cuts, with CUT_SCHEMA. `carried` has the `sequence` of each message that a cut or a start
-    has."""
+def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
+    """Return the rows of all cuts, with CUT_SCHEMA, and the tables cached for them. `carried` has the `sequence` of
+    each message that a cut or a start has."""
     events, plan = history.events, history.plan
     of_messages = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(carried, "sequence")
     rows = (
@@ -88,7 +88,7 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> DataFrame:
     states = rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)).persist()
     consumers = _consumer_rows(history, states)
     starts = events.sparkSession.createDataFrame(_section_rows(history, recoveries, counts))
-    return states.unionByName(consumers).unionByName(starts)
+    return states.unionByName(consumers).unionByName(starts), [rows, states]
 
 
 # ---- Marks, starts, and what they must find ----
@@ -262,8 +262,10 @@ def _dispatches(history: CutHistory, consumers: DataFrame) -> DataFrame | None:
     if not stretches and not pulling.count():
         return None
     is_after_gap = F.lit(False)
-    for gap, start in stretches:
-        is_after_gap |= F.col("event").between(gap, start)
+    if stretches:
+        begins, ends = map(list, zip(*stretches, strict=True))
+        zipped = F.arrays_zip(F.lit(begins).alias("gap"), F.lit(ends).alias("end"))
+        is_after_gap = F.exists(zipped, lambda each: F.col("event").between(each["gap"], each["end"]))
     dispatches = (
         history.events.where("kind = 'dispatched'")
         .select("queue", "consumer", "event", F.lit(int(EventCode.DISPATCHED)).alias("code"))
@@ -292,13 +294,13 @@ def _dispatches(history: CutHistory, consumers: DataFrame) -> DataFrame | None:
 
 
 def _stretches_after_gaps(marks: Sequence[TimelineRow]) -> list[tuple[int, int]]:
-    """Return from each gap to the next start or gap, unless nothing is between."""
+    """Return each gap with the next start or gap, unless that one follows at once, as after a crash."""
     resets = [each for each in marks if each.code in RESETS]
     ends = [each.event for each in resets[1:]] + [NEVER]
     return [
         (each.event, end)
         for each, end in zip(resets, ends, strict=bool(resets))
-        if each.code == EventCode.GAP and end > each.event + 1
+        if each.code == EventCode.GAP and end > each.number + 1
     ]
 
 

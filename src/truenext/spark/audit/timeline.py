@@ -82,6 +82,7 @@ def queue_rows(
         dead-lettered  0                                   HAS_CAUSE                             of the message
         handled        0                                   HAS_CAUSE                             of the message
         start          StartFlag
+        gap            last missing event
         others         0                                   0                                     of the message
 
     For `dispatched`, `started`, `reported` and the kinds that end a message, `number` is the code of the event by which
@@ -284,6 +285,7 @@ def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         F.col("first_missing").alias("event"),
         F.lit(0).alias("at"),
         F.lit(int(EventCode.GAP)).alias("code"),
+        F.col("last_missing").alias("number"),
     )
     end = runs.agg(
         (F.max("last_event") + 1).alias("event"),
