@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(300 * AUDITS)
 def test_audit_in_sections_finds_the_same_as_the_audits_of_whole_queues(frame: Frame, size: int) -> None:
     first = random.SystemRandom().randrange(2**31)
     print(f"first seed {first}")
-    for seed in range(first, first + 20 * AUDITS, 20):
-        history = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 20))
+    for seed in range(first, first + 8 * AUDITS, 8):
+        history = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 8))
         results = audit(frame(history), stuck_seconds=STUCK_SECONDS, section_events=size)
         outcomes = outcomes_of(history, STUCK_SECONDS)
         assert _found(results.tables) == sorted(
