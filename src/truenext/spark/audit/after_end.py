@@ -24,6 +24,7 @@ from truenext.spark.audit.timeline import CODES, kinds
 ROWS_PER_BATCH = 10_000
 """Number of rows that are handed to Spark at once, so that they take little memory."""
 
+
 def after_ends(events: DataFrame, found: DataFrame, starts: Sequence[TimelineRow]) -> DataFrame | None:
     """Return `event` and `end_code` for each event of a message after its end, for those events that are judged by it.
     None if there are none. `found` are the messages from `outstanding`, `starts` the starts of runs."""
