@@ -145,6 +145,7 @@ load: .venv/spark ## Everything at once for ten minutes, with two ends of the br
 
 audit: .venv/spark ## Random histories, audited whole and in sections, and judged naively: 5,000 (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$(or $(EXAMPLES),5000) $(PYTEST) --numprocesses 2 tests/spark/test_queue_audit.py tests/spark/test_cuts.py
+	TRUENEXT_DRAW=all TRUENEXT_AUDITS=5 $(PYTEST) tests/spark/test_sections.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py

@@ -19,13 +19,16 @@ from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
-from truenext.spark.audit.after_end import after_ends
+from truenext.spark.audit.after_end import after_ends, outstanding
+from truenext.spark.audit.cut_rows import CutHistory, cut_rows
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, TimelineRow
 from truenext.spark.audit.runs import EarlierBroker, blocks, earlier_broker, gaps, runs
+from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
+from truenext.spark.audit.section_sweep import join_sections, sweep_sections
 from truenext.spark.audit.sweep import sweep
-from truenext.spark.audit.timeline import commits, marks, timeline
+from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
@@ -59,11 +62,13 @@ def audit(
     stuck_seconds: float = STUCK_SECONDS,
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
+    section_events: int = SECTION_EVENTS,
 ) -> AuditResults:
     """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
 
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
-    of stages (docs/reference/history.md).
+    of stages (docs/reference/history.md). A queue with many events is cut into sections of at least `section_events`
+    events, and audited by several tasks.
 
     If the broker was restored, or its data folder got a new identity for another reason, events before that are
     ignored: they are another broker's.
@@ -91,11 +96,23 @@ def audit(
     of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
     with timed(progress, "events of messages after their end"):
         mark_table = marks(run_table, gap_table).persist()
-        end_table = after_ends(of_queues, _starts(mark_table))
+        mark_rows = _mark_rows(mark_table)
+        starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
+        first_event = min(row["first_event"] for row in run_rows)
+        last_event = max(row["last_event"] for row in run_rows)
+        plan = section_plan(of_queues, first_event, last_event, section_events)
+        found = outstanding(of_queues, starts, plan).persist()
+        end_table = after_ends(of_queues, found, starts)
     with timed(progress, "order, loss and time, event by event"):
         commit_table = events.transform(commits).persist()
-        rows = of_queues.transform(timeline, run_table, mark_table, commit_table, end_table)
-        sweep_rows = rows.transform(sweep, stuck_seconds).persist()
+        proofs = proven(of_queues, run_table, commit_table).persist()
+        rows = of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table)
+        if plan is None:
+            sweep_rows = rows.transform(timeline).transform(sweep, stuck_seconds).persist()
+        else:
+            history = CutHistory(plan, plan.of_cut_queues(of_queues), commit_table, proofs, mark_rows)
+            sweep_rows = _in_sections(rows, history, found, stuck_seconds)
+        found.unpersist()
         counts = (
             sweep_rows.where(F.col("row") == "finding")
             .groupBy("kind")
@@ -104,11 +121,9 @@ def audit(
         )
     with timed(progress, "the queues' tables"):
         tables = _tables(sweep_rows, of_queues, gap_table)
-        cached = [all_blocks, run_table, gap_table, mark_table, commit_table, sweep_rows]
+        cached = [all_blocks, run_table, gap_table, mark_table, commit_table, proofs, sweep_rows]
         cached += [*(tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
     findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
-    last = max(row["last_event"] for row in run_rows)
-    first_event = min(row["first_event"] for row in run_rows)
     notes = _notes(run_rows, first_event, missing[0], earlier)
     if stages is not None:
         if earlier is not None:
@@ -118,13 +133,25 @@ def audit(
         tables |= results.tables
         cached += results.cached
         findings, notes = findings + results.findings, notes + results.notes
-    return AuditResults(tables, Verdict(last - first_event + 1 - missing[1], findings, notes), tuple(cached))
+    return AuditResults(tables, Verdict(last_event - first_event + 1 - missing[1], findings, notes), tuple(cached))
 
 
-def _starts(marks: DataFrame) -> list[TimelineRow]:
-    """Return the starts of runs with their flags."""
-    starts = marks.where(F.col("code") == int(EventCode.RUN_STARTED)).orderBy("event").collect()
-    return [TimelineRow(row["event"], row["at"], EventCode.RUN_STARTED, number=row["number"]) for row in starts]
+def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_seconds: float) -> DataFrame:
+    """Audit the queues of the history's plan by section, all others whole, and return the cached rows of the sweep."""
+    stuck_limit = int(stuck_seconds * 1e6)
+    cuts, cached = cut_rows(history, found.where("is_carried").select("sequence"))
+    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit).persist()
+    joined = join_sections(of_sections, history.plan, stuck_limit).persist()
+    joined.count()
+    for each in (of_sections, *cached):
+        each.unpersist()
+    return joined
+
+
+def _mark_rows(marks: DataFrame) -> list[TimelineRow]:
+    """Return the starts of runs with their flags, the gaps, and the end of the history, in order."""
+    rows = marks.select("event", "at", "code", "number").orderBy("event").collect()
+    return [TimelineRow(event, at, EventCode(code), number=number) for event, at, code, number in rows]
 
 
 def _check_runs(run_rows: list[Row], since: datetime | None) -> None:

@@ -11,6 +11,7 @@ lasts over a cut is joined afterwards: whether one lasts follows from the rows, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
@@ -114,6 +115,37 @@ class QueueCut(msgspec.Struct):
     messages: list[MessageRow]
     idle: IdleTime | None = None
     """Idle time that lasts at the cut. None without one, or if its start is in an earlier section and not known."""
+
+
+# ---- Rows of a cut in the timeline ----
+
+
+class CutCode(IntEnum):
+    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER and GAP_DISPATCH have a `payload`."""
+
+    SECTION = 0
+    """The payload is a SectionRow."""
+    CONSUMER = 1
+    """The payload is a ConsumerRow."""
+    MESSAGE = 2
+    """The payload is a MessageRow. Its `subscription` is the event of its last dispatch, and its negative `arrival` and
+    `delivery` are the events of acceptance and first dispatch, negated: the positions are in earlier sections."""
+    HOLDER = 3
+    """The message `sequence` is held by the subscription whose event is `number`."""
+    GAP_DISPATCH = 4
+    """A consumer that is not exclusive has got a message since the last gap: no unknown consumer is exclusive."""
+
+
+class SectionRow(msgspec.Struct):
+    """Section of a queue, and the state of the queue at its beginning."""
+
+    first: int
+    queue: QueueRow
+    """Its `first_dispatches` is 0: in each section they are counted anew."""
+    end: int
+    """First event of the next section, or NEVER."""
+    total: int
+    """Number of the queue's events in the whole history."""
 
 
 # ---- Idle times that last over cuts ----

@@ -67,6 +67,8 @@ class Lifetime:
                     yield cut, structs.replace(self.row)
                 cut = next(pending, None)
             self.apply(row)
+            if self.row is None and row.event >= rows[-1].event:
+                return
         while cut is not None and self.row is not None:
             yield cut, structs.replace(self.row)
             cut = next(pending, None)
