@@ -125,6 +125,24 @@ def test_pieces_of_exported_files_have_the_same_events(tmp_path: Path, with_caus
         assert read_all(reader, after, with_causes=with_causes) == before[after:]
 
 
+def test_file_that_is_exported_between_two_steps_of_a_reader_is_read_as_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = make(4)
+    write(tmp_path, recorded).close()
+    reader = PieceReader(tmp_path, parquet_piece)
+    exported = export_closed_files(tmp_path)
+
+    opened = pieces._File
+
+    def open_late(path: Path) -> pieces._File:
+        next(exported, None)
+        return opened(path)
+
+    monkeypatch.setattr(pieces, "_File", open_late)
+    assert read_all(reader) == recorded.events()
+
+
 def test_parquet_is_read_by_another_process_without_causes(tmp_path: Path) -> None:
     recorded = make(4)
     write(tmp_path, recorded).close()

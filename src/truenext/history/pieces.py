@@ -14,7 +14,6 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -72,6 +71,8 @@ class PieceReader:
         """`read_parquet` reads Parquet files in this process; None leaves that to another one."""
         self._folder = folder
         self._read_parquet = read_parquet or self._read_parquet_elsewhere
+        self._first = 0
+        """First event at the last look at all files: there may be thousands, and a piece is read often."""
         self._tail: tuple[_Cursor, int] | None = None
         """Place of the end of the newest file, and the number that followed there."""
         self._cursors: dict[int, _Cursor] = {}
@@ -86,30 +87,37 @@ class PieceReader:
         event = after + 1
         cursor = self._cursors.pop(event, None)
         while True:
-            files = _files(self._folder)
-            if not files:
-                return Piece(0, event, False, b"")
-            first, *_ = numbers = sorted(files)
-            number = int(cursor.path.stem, 16) if cursor else numbers[max(bisect_right(numbers, event) - 1, 0)]
-            if files.get(number) is None:
-                # Only Parquet files have these events, also if the broker has just exported the file of the cursor.
-                cursor = None
+            paths = {first_event(path): path for path in history_files(self._folder)}
+            if cursor is not None and first_event(cursor.path) in paths:
+                number, numbers = first_event(cursor.path), sorted(paths)
+            else:
+                # Also if the broker has just exported the file of the cursor.
+                cursor, numbers = None, self.first_events()
+                if not numbers:
+                    return Piece(0, event, False, b"")
+                number = numbers[max(bisect_right(numbers, event) - 1, 0)]
+            if number in paths:
+                cursor = cursor or _Cursor(paths[number])
+                try:
+                    piece = _PieceMaker(cursor, event, with_causes=with_causes).make()
+                except FileNotFoundError:
+                    # Exported since it was listed.
+                    cursor = None
+                    continue
+                if piece is not None or number == numbers[-1]:
+                    end, content = piece or (event, b"")
+                    self._remember(end, cursor)
+                    return Piece(self._first, end, False, content)
+            else:
                 end, content = self._read_parquet(self._folder, f"{number:016x}", event, with_causes)
                 if content:
-                    return Piece(first, end, True, content)
-            else:
-                cursor = cursor or _Cursor(self._folder / f"{number:016x}.history")
-                with suppress(FileNotFoundError):
-                    piece = _PieceMaker(cursor, event, with_causes=with_causes).make()
-                    if piece is not None or number == numbers[-1]:
-                        end, content = piece or (event, b"")
-                        self._remember(end, cursor)
-                        return Piece(first, end, False, content)
+                    return Piece(self._first, end, True, content)
             later = bisect_right(numbers, number)
             if later == len(numbers):
-                return Piece(first, event, False, b"")
+                return Piece(self._first, event, False, b"")
             # Listed before the file was read to its end, so that the end is complete.
-            event, cursor = max(event, numbers[later]), None
+            event = max(event, numbers[later])
+            cursor = _Cursor(paths[numbers[later]]) if numbers[later] in paths else None
 
     def close(self) -> None:
         """End the process that reads Parquet files. Any thread may call this."""
@@ -137,7 +145,10 @@ class PieceReader:
 
     def first_events(self) -> list[int]:
         """Return the number of the first event of each file, in order. A file has no event of a later file."""
-        return sorted(_files(self._folder))
+        parquet = map(first_event, (self._folder / EVENTS_FOLDER).glob("date=*/*.parquet"))
+        numbers = sorted({*parquet, *map(first_event, history_files(self._folder))})
+        self._first = numbers[0] if numbers else 0
+        return numbers
 
     def next_event(self) -> int:
         """Return the number that follows the last event of the history files; 0 if there are none, or only damaged
@@ -157,11 +168,9 @@ class PieceReader:
         return 0
 
 
-def _files(folder: Path) -> dict[int, Path | None]:
-    """Return the files by their first events: the path of a history file, None if only Parquet files have the
-    events."""
-    parquet = {int(path.stem, 16): None for path in (folder / EVENTS_FOLDER).glob("date=*/*.parquet")}
-    return parquet | {int(path.stem, 16): path for path in history_files(folder)}
+def first_event(path: Path) -> int:
+    """Return the number of the first event of a history file, or of the Parquet files that were made of it."""
+    return int(path.stem, 16)
 
 
 class _PieceMaker:
