@@ -28,14 +28,19 @@ from truenext.history.files import (
     next_chunk,
 )
 from truenext.model.checksum import crc32
-from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, STARTS_FILE, EventKind, columns_size
+from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, STARTS_FILE, EventKind, event_bytes
 
 PIECE_BYTES = 256 * 1024
 """Bytes of chunks with which a piece is complete. A single chunk may have more."""
 CURSORS_MAX = 8
 """Number of readers for which the place in a file is remembered; for others the file is read from its beginning."""
 
-_TO_OTHER_QUEUES = (EventKind.DEAD_LETTERED, EventKind.MOVED, EventKind.HANDLED, EventKind.REPORTED)
+# Numbers are faster than members of an enum: a piece may have thousands of blocks.
+_NAME, _CAUSE, _RUN_STARTED = int(EventKind.NAME), int(EventKind.CAUSE), int(EventKind.RUN_STARTED)
+_WIDTHS = [event_bytes(kind) for kind in EventKind]
+_TO_OTHER_QUEUES = frozenset(
+    map(int, (EventKind.DEAD_LETTERED, EventKind.MOVED, EventKind.HANDLED, EventKind.REPORTED))
+)
 
 
 class Piece(NamedTuple):
@@ -208,25 +213,27 @@ class _PieceMaker:
         behind the chunk."""
         blocks, names, numbers = chunk.blocks, self._cursor.names, self._numbers
         kept: list[bytes | memoryview] = []
-        unpack_block, size_of_block = BLOCK.unpack_from, BLOCK.size
+        unpack_block, size_of_block, widths, add_number = BLOCK.unpack_from, BLOCK.size, _WIDTHS, numbers.add
         next_event, start, at, length = chunk.first_event, 0, 0, len(blocks)
         while at < length:
             kind, _, count, queue, other, time = unpack_block(blocks, at)
             columns_at = at + size_of_block
-            end = columns_at + columns_size(kind, count, other)
-            if kind == EventKind.NAME:
-                names[queue] = bytes(blocks[columns_at:end])
-                kept.append(blocks[start:at])
-                start = end
-            elif kind == EventKind.CAUSE:
-                if not self._with_causes:
+            if kind in (_NAME, _CAUSE):
+                end = columns_at + other
+                if kind == _NAME:
+                    names[queue] = bytes(blocks[columns_at:end])
+                    kept.append(blocks[start:at])
+                    start = end
+                elif not self._with_causes:
                     kept += (blocks[start:at], BLOCK.pack(kind, 0, 0, queue, 0, time))
                     start = end
-            elif kind != EventKind.RUN_STARTED:
-                numbers.add(queue)
+            else:
+                end = columns_at + count * widths[kind]
+                if kind != _RUN_STARTED:
+                    add_number(queue)
                 if kind in _TO_OTHER_QUEUES:
                     numbers.update(_target_queues(blocks[columns_at:end], count))
-            next_event += count
+                next_event += count
             at = end
         kept.append(blocks[start:])
         return _encode_chunk(chunk.run, chunk.flags & ~STARTS_FILE, chunk.first_event, kept), next_event
