@@ -33,6 +33,12 @@ from truenext.errors import ConfigurationError, TruenextError
     type=PathParam(exists=True, file_okay=False),
     help="Folder into which a service of stages wrote its events (truenext stages run --events). May be repeated.",
 )
+@click.option(
+    "--state",
+    metavar="DIR",
+    type=PathParam(file_okay=False),
+    help="Keep the end of this audit in this folder. The next audit with it begins there: each event is judged once.",
+)
 @click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
 def audit(folders: tuple[Path, ...], **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import groupby
-from operator import attrgetter, or_
+from operator import attrgetter, itemgetter, or_
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from truenext.spark.audit.cut import MessageRow
 from truenext.spark.audit.lifetime import AFTER_END_CODES, ENDS, MESSAGE_CODES, Lifetime
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.section_plan import SectionPlan
@@ -25,14 +28,38 @@ ROWS_PER_BATCH = 10_000
 """Number of rows that are handed to Spark at once, so that they take little memory."""
 
 
-def after_ends(events: DataFrame, found: DataFrame, starts: Sequence[TimelineRow]) -> DataFrame | None:
+@dataclass(frozen=True)
+class Before:
+    """History before the events that are audited, for an audit that goes on from a cut."""
+
+    events: DataFrame
+    """Events before the cut, as far as they have not been deleted."""
+    kept: DataFrame
+    """Messages that exist at the cut (`SavedAudit.kept`)."""
+    starts: Sequence[TimelineRow]
+
+
+def after_ends(
+    events: DataFrame, found: DataFrame, starts: Sequence[TimelineRow], before: Before | None = None
+) -> DataFrame | None:
     """Return `event` and `end_code` for each event of a message after its end, for those events that are judged by it.
     None if there are none. `found` are the messages from `outstanding`, `starts` the starts of runs."""
-    used = found.where("is_used").select("sequence")
+    used = found.where("is_used or is_unknown").select("sequence", "is_unknown").persist()
     # Not isEmpty, which looks at one partition after the other.
-    if not used.count():
+    counts = used.groupBy("is_unknown").count().collect()
+    if not counts:
         return None
-    own = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(used, "sequence").persist()
+    own = _events_of(events, used)
+    if before is not None:
+        own = own.unionByName(_events_of(before.kept, used), allowMissingColumns=True)
+        starts = [*before.starts, *starts]
+        if any(row["is_unknown"] for row in counts):
+            # Rare: all of the earlier history is searched for these messages.
+            own = own.unionByName(_events_of(before.events, used.where("is_unknown")), allowMissingColumns=True)
+            events = before.events.unionByName(events)
+    else:
+        own = own.withColumn("payload", F.lit(None).cast("binary"))
+    own = own.persist()
     marks: defaultdict[str, list[TimelineRow]] = defaultdict(list)
     queues = own.select("queue").distinct()
     for queue, event in _ended(events).join(F.broadcast(queues), "queue").collect():
@@ -44,6 +71,7 @@ def after_ends(events: DataFrame, found: DataFrame, starts: Sequence[TimelineRow
             _code().alias("code"),
             F.coalesce("priority", F.lit(0)).cast("bigint").alias("number"),
             F.coalesce("persistent", F.lit(False)).alias("persistent"),
+            "payload",
         )
         .repartition("sequence")
         .sortWithinPartitions("sequence", "event")
@@ -53,19 +81,29 @@ def after_ends(events: DataFrame, found: DataFrame, starts: Sequence[TimelineRow
     # Now Spark knows its size: it broadcasts a small table, but not one of millions of duplicates.
     found_codes.count()
     own.unpersist()
+    used.unpersist()
     return found_codes
 
 
-def outstanding(events: DataFrame, starts: Sequence[TimelineRow], plan: SectionPlan | None = None) -> DataFrame:
+def _events_of(events: DataFrame, messages: DataFrame) -> DataFrame:
+    return events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(messages.select("sequence"), "sequence")
+
+
+def outstanding(
+    events: DataFrame,
+    starts: Sequence[TimelineRow],
+    plan: SectionPlan | None = None,
+    before: Before | None = None,
+) -> DataFrame:
     """Return the messages that need more than the audit of their queue: `sequence`; `is_used` if an event of the
-    message may come after its end; `is_carried` if a cut may have the message, or a start in a queue that is cut. No
-    sequence is used twice, so messages are grouped by nothing else."""
+    message may come after its end; `is_unknown` if the end may be before the cut; `is_carried` if a cut may have the
+    message, or a start in a queue that is cut. No sequence is used twice, so messages are grouped by nothing else."""
     kind, event = F.col("kind"), F.col("event")
     crashes = [start.event for start in starts if not start.number & StartFlag.CLEAN]
     ended = _ended(events)
     has_ended = ended.count() > 0
     codes = AFTER_END_CODES | ENDS
-    if crashes or has_ended or plan is not None:
+    if crashes or has_ended or plan is not None or before is not None:
         # Only marks and cuts ask since when a message exists. A return does not begin its life.
         codes = codes | {EventCode.ACCEPTED}
     # Numbers and booleans alone are aggregated: for others Spark would sort all events.
@@ -79,8 +117,14 @@ def outstanding(events: DataFrame, starts: Sequence[TimelineRow], plan: SectionP
         "persistent": F.bool_or("persistent"),
         "first_section": F.min("section"),
         "last_section": F.max("section"),
+        "is_known": F.bool_or(kind == "accepted"),
+        "is_expiring": F.bool_or("is_expiring"),
     }
     of_messages = events.where(kind.isin(*kinds(codes)))
+    if before is None:
+        of_messages = of_messages.withColumn("is_expiring", F.lit(False))
+    else:
+        of_messages = of_messages.unionByName(before.kept, allowMissingColumns=True)
     if plan is None:
         of_messages = of_messages.withColumn("section", F.lit(None).cast("bigint"))
     else:
@@ -92,12 +136,14 @@ def outstanding(events: DataFrame, starts: Sequence[TimelineRow], plan: SectionP
         lives = lives.join(F.broadcast(ends), "queue", "left")
     else:
         lives = of_messages.groupBy("sequence").agg(*_named(columns))
+    is_judged = F.col("judged").isNotNull() | (F.col("reports") > 0)
     flags = {
-        "is_used": _is_used(crashes, has_ended=has_ended),
+        "is_used": _is_used(crashes, has_ended=has_ended) | F.coalesce(F.col("is_expiring") & is_judged, F.lit(False)),
+        "is_unknown": F.lit(False) if before is None else is_judged & ~F.coalesce("is_known", F.lit(False)),
         "is_carried": F.lit(False) if plan is None else _is_carried(starts),
     }
     flagged = lives.select("sequence", *(F.coalesce(flag, F.lit(False)).alias(name) for name, flag in flags.items()))
-    return flagged.where("is_used or is_carried")
+    return flagged.where("is_used or is_unknown or is_carried")
 
 
 def _is_used(crashes: Sequence[int], *, has_ended: bool) -> Column:
@@ -142,11 +188,17 @@ def _code() -> Column:
 def _follow(
     batches: Iterable[pa.RecordBatch], starts: Sequence[TimelineRow], ended: Mapping[str, Sequence[TimelineRow]]
 ) -> Iterator[pa.RecordBatch]:
-    rows = ((each["queue"], _timeline_row(each)) for batch in batches for each in batch.to_pylist())
+    rows = (each for batch in batches for each in batch.to_pylist())
     found: list[tuple[int, int]] = []
-    for (queue, sequence), group in groupby(rows, key=lambda each: (each[0], each[1].sequence)):
+    for (queue, sequence), group in groupby(rows, key=itemgetter("queue", "sequence")):
         marks = sorted((*starts, *ended.get(queue, ())), key=attrgetter("event"))
-        found += Lifetime(sequence).end_codes([row for _, row in group], marks)
+        first, *others = group
+        if first["payload"] is None:
+            found += Lifetime(sequence).end_codes([*map(_timeline_row, (first, *others))], marks)
+        elif others:
+            message = msgspec.msgpack.decode(first["payload"], type=MessageRow)
+            later = [each for each in marks if each.event > first["event"]]
+            found += Lifetime(sequence, message).end_codes([*map(_timeline_row, others)], later)
         if len(found) >= ROWS_PER_BATCH:
             yield _batch_of(found)
             found = []

@@ -93,6 +93,7 @@ class IdleTime(msgspec.Struct):
 
     event: int
     at: int
+    """Start of the time in microseconds. NEVER once a finding has told that the time is too long."""
     sequence: int
     """Sequence of the true next message when the time began."""
     priority: int
@@ -134,6 +135,8 @@ class CutCode(IntEnum):
     """The message `sequence` is held by the subscription whose event is `number`."""
     GAP_DISPATCH = 4
     """A consumer that is not exclusive has got a message since the last gap: no unknown consumer is exclusive."""
+    SAVED = 5
+    """The payload is a MessageRow from `QueueAudit.save`."""
 
 
 class SectionRow(msgspec.Struct):
@@ -145,7 +148,9 @@ class SectionRow(msgspec.Struct):
     end: int
     """First event of the next section, or NEVER."""
     total: int
-    """Number of the queue's events in the whole history."""
+    """Number of the queue's events in the whole history. 0 if the history goes on."""
+    idle: IdleTime | None = None
+    """See QueueCut."""
 
 
 # ---- Idle times that last over cuts ----
@@ -163,9 +168,9 @@ class IdleEdges(NamedTuple):
     """Idle time that began in the section, and lasts at its end."""
 
 
-def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> list[Finding]:
+def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> tuple[list[Finding], IdleTime | None]:
     """Return the findings about idle times of a queue that began in one of its `sections`, given in order, and ended in
-    a later one after more than `stuck_limit` microseconds."""
+    a later one after more than `stuck_limit` microseconds; and the idle time that lasts after the last section."""
     findings = []
     idle: IdleTime | None = None
     for edges in sections:
@@ -175,7 +180,7 @@ def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> list[Fin
                 findings.append(idle.finding(until, waiting))
         if not edges.is_carried:
             idle = edges.begun
-    return findings
+    return findings, idle
 
 
 # ---- Depths ----

@@ -10,9 +10,10 @@ what it had counted, and the positions of the messages that it leaves to the nex
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,46 +40,84 @@ from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
 from truenext.spark.audit.timeline import COLUMNS, partitions
 
-SECTION_SCHEMA = SWEEP_SCHEMA.append(pa.field("section", pa.int64()))
-"""Schema of the rows of sections: `section` is null for queues that are not cut. Two more kinds of rows: `end` has the
-idle times at the edges of a section, and its first dispatches in `delivery`; `position` has the positions that a
-section has counted of a message which it leaves to later ones."""
+WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
+"""Beginning of a queue whose whole history is audited."""
+
+encode = msgspec.msgpack.encode
+
+SECTION_SCHEMA = pa.schema(
+    [
+        *SWEEP_SCHEMA,
+        *(pa.field(name, pa.int64()) for name in ("section", "code", "number")),
+        pa.field("payload", pa.binary()),
+    ]
+)
+"""Schema of the rows of sections: `section` is null for queues that are not cut. Three more kinds of rows: `end` has
+the idle times at the edges of a section, and its first dispatches in `delivery`; `position` has the positions that a
+section has counted of a message which it leaves to later ones; `saved` is a row of the cut at the end of the history,
+with a CutCode in `code`, and 1 in `number` for a message that is expiring."""
 
 
-def sweep_sections(rows: DataFrame, cuts: DataFrame, plan: SectionPlan, stuck_limit: int) -> DataFrame:
-    """Audit the `rows` of all queues, of those in `plan` by section, and return rows with SECTION_SCHEMA."""
+class Stop(NamedTuple):
+    """Place where the history ends for now, and is cut."""
+
+    event: int
+    """First event that the history does not have yet."""
+    at: int
+    """Time of the last event, in microseconds."""
+
+
+def sweep_sections(
+    rows: DataFrame,
+    cuts: DataFrame | None,
+    plan: SectionPlan | None,
+    stuck_limit: int,
+    *,
+    fresh: SectionRow = WHOLE,
+    stop: Stop | None = None,
+) -> DataFrame:
+    """Audit the `rows` of all queues, of those in `plan` by section, and return rows with SECTION_SCHEMA. `fresh` is
+    the beginning of queues without rows in `cuts`. With `stop` the rows have the cut there."""
     number = partitions(rows)
     # Sections go to the tasks in turn, as a hash would give some tasks several.
     task = F.coalesce(F.col("section"), F.pmod(F.hash("queue"), F.lit(number)))
-    ordered = (
-        plan.with_sections(rows)
-        .unionByName(cuts, allowMissingColumns=True)
-        .select(*COLUMNS, "section", "payload")
+    sectioned = rows.withColumn("section", F.lit(None).cast("bigint")) if plan is None else plan.with_sections(rows)
+    audit = partial(sweep_batches, stuck_limit=stuck_limit, fresh=fresh, stop=stop)
+    if cuts is None:
+        sectioned = sectioned.withColumn("payload", F.lit(None).cast("binary"))
+    else:
+        sectioned = sectioned.unionByName(cuts, allowMissingColumns=True)
+    return (
+        sectioned.select(*COLUMNS, "section", "payload")
         .withColumn("task", F.pmod(task, F.lit(number)).cast("int"))
         .repartitionById(number, F.col("task"))
         .drop("task")
         .sortWithinPartitions("event")
+        .mapInArrow(audit, from_arrow_schema(SECTION_SCHEMA))
     )
-    return ordered.mapInArrow(partial(sweep_batches, stuck_limit=stuck_limit), from_arrow_schema(SECTION_SCHEMA))
 
 
 # ---- In Spark's workers ----
 
 
-def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
+def sweep_batches(
+    batches: Iterable[pa.RecordBatch], stuck_limit: int, fresh: SectionRow = WHOLE, stop: Stop | None = None
+) -> Iterator[pa.RecordBatch]:
     # See sweep.py.
     gc.disable()
     try:
-        yield from _sweep(batches, stuck_limit)
+        yield from _sweep(batches, partial(_SectionAudit, stuck_limit=stuck_limit, fresh=fresh, stop=stop))
     finally:
         gc.enable()
 
 
-def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
+def _sweep(
+    batches: Iterable[pa.RecordBatch], start: Callable[[tuple[str, int]], _SectionAudit]
+) -> Iterator[pa.RecordBatch]:
     running: dict[tuple[str, int], _SectionAudit] = {}
     for batch in batches:
         keys, indices = _keys(batch)
-        audits = [running.setdefault(key, _SectionAudit(key, stuck_limit)) for key in keys]
+        audits = [running.setdefault(key, start(key)) for key in keys]
         is_cut = np.asarray(batch.column("payload").is_valid())
         if is_cut.any():
             cut_rows = batch.filter(pa.array(is_cut))
@@ -115,14 +154,16 @@ def _keys(batch: pa.RecordBatch) -> tuple[list[tuple[str, int]], np.ndarray]:
 class _SectionAudit:
     """Audit of a section, or of a whole queue that is not cut."""
 
-    def __init__(self, key: tuple[str, int], stuck_limit: int) -> None:
+    def __init__(self, key: tuple[str, int], stuck_limit: int, fresh: SectionRow, stop: Stop | None) -> None:
         self.queue, section = key
         self.section = None if section < 0 else section
         self.stuck_limit = stuck_limit
-        self.start = SectionRow(0, QueueRow(), NEVER, 0)
+        self.start = self.fresh = fresh
+        self.has_gap_dispatch = False
         self.consumers: list[ConsumerRow] = []
         self.messages: list[MessageRow] = []
         self.holders: dict[int, int] = {}
+        self._stop = stop
         self._audit: QueueAudit | None = None
 
     @property
@@ -132,17 +173,18 @@ class _SectionAudit:
     def add(self, code: int, sequence: int, number: int, payload: bytes) -> None:
         match code:
             case CutCode.SECTION:
-                has_dispatch = self.start.queue.knows_exclusive
                 self.start = msgspec.msgpack.decode(payload, type=SectionRow)
-                self.start.queue.knows_exclusive |= has_dispatch
             case CutCode.CONSUMER:
                 self.consumers.append(msgspec.msgpack.decode(payload, type=ConsumerRow))
-            case CutCode.MESSAGE:
-                self.messages.append(msgspec.msgpack.decode(payload, type=MessageRow))
+            case CutCode.MESSAGE | CutCode.SAVED:
+                message = msgspec.msgpack.decode(payload, type=MessageRow)
+                self.messages.append(message)
+                if code == CutCode.SAVED:
+                    self.holders[sequence] = message.subscription
             case CutCode.HOLDER:
                 self.holders[sequence] = number
             case CutCode.GAP_DISPATCH:
-                self.start.queue.knows_exclusive = True
+                self.has_gap_dispatch = True
 
     @property
     def audit(self) -> QueueAudit:
@@ -151,14 +193,17 @@ class _SectionAudit:
         return self._audit
 
     def _begin(self) -> QueueAudit:
-        if self.section is None:
-            return QueueAudit(self.stuck_limit)
         for each in self.messages:
             each.subscription = self.holders.get(each.sequence, 0)
         # As in QueueAudit.save: this order decides which of several messages a finding names.
         self.messages.sort(key=lambda each: each.sequence)
         self.consumers.sort(key=lambda each: each.since)
-        cut = QueueCut(self.start.first, self.start.queue, self.consumers, self.messages)
+        queue = msgspec.structs.replace(self.start.queue)
+        queue.knows_exclusive |= self.has_gap_dispatch
+        if queue.expected is not None and queue.start_event == self.fresh.queue.start_event:
+            # Meanwhile the run may have finished its recovery.
+            queue.start_flags = self.fresh.queue.start_flags
+        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle)
         audit = QueueAudit.begin(cut, self.stuck_limit)
         self.messages, self.consumers = [], []
         return audit
@@ -166,25 +211,33 @@ class _SectionAudit:
     def flush(self, at_least: int = 0) -> Iterator[pa.RecordBatch]:
         audit = self.audit
         if len(audit.finished) + len(audit.findings) >= at_least:
-            yield from map(self._numbered, flush(self.queue, audit))
+            yield from map(self._extended, flush(self.queue, audit))
 
-    def _numbered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        section = pa.array([self.section] * rows.num_rows, pa.int64())
-        return pa.RecordBatch.from_arrays([*rows.columns, section], schema=SECTION_SCHEMA)
+    def _extended(self, rows: pa.RecordBatch, **more: Sequence[object]) -> pa.RecordBatch:
+        """Return rows of the sweep with SECTION_SCHEMA."""
+        columns = {"section": [self.section] * rows.num_rows, **more}
+        nulls = [None] * rows.num_rows
+        arrays = [pa.array(columns.get(each.name, nulls), each.type) for each in [*SECTION_SCHEMA][rows.num_columns :]]
+        return pa.RecordBatch.from_arrays([*rows.columns, *arrays], schema=SECTION_SCHEMA)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         audit = self.audit
+        stop = self._stop if self.end == NEVER else None
+        if stop is not None:
+            audit.stop(*stop)
         if self.section is not None:
             mask = depth_mask(self.start.total)
             audit.depth_points = [point for point in audit.depth_points if not point[0] & mask]
         yield from self.flush()
-        yield from map(self._numbered, depth_rows(self.queue, audit))
+        yield from map(self._extended, depth_rows(self.queue, audit))
         if self.section is not None:
-            yield from map(self._numbered, chain(self._end_row(), self._position_rows()))
+            yield from map(self._extended, chain(self._end_row(), self._position_rows()))
+        if stop is not None:
+            yield from self._saved_rows(audit.save(stop.event))
 
     def _end_row(self) -> Iterator[pa.RecordBatch]:
         edges = self.audit.edges
-        until, waiting = edges.carried_end if edges.carried_end is not None else (None, None)
+        until, waiting = edges.carried_end if edges.carried_end is not None else (None, self.audit.waiting)
         row: dict[str, object] = {"delivery": self.audit.first_dispatches, "duration": until, "waiting": waiting}
         row["held"] = int(edges.is_carried)
         if edges.begun is not None:
@@ -204,24 +257,56 @@ class _SectionAudit:
             columns = dict(zip(names, map(list, zip(*some, strict=True)), strict=True))
             yield from table_rows("position", self.queue, len(some), columns)
 
+    def _saved_rows(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
+        section = SectionRow(cut.event, cut.queue, NEVER, 0, cut.idle)
+        coded = [(CutCode.SECTION, section), *((CutCode.CONSUMER, each) for each in cut.consumers)]
+        yield self._saved(len(coded), {}, coded=coded)
+        for start in range(0, len(cut.messages), FLUSH_ROWS):
+            some = cut.messages[start : start + FLUSH_ROWS]
+            columns: dict[str, list[Any]] = {
+                "sequence": [each.sequence for each in some],
+                "persistent": [each.is_persistent for each in some],
+                "arrival": [each.arrival for each in some],
+                "delivery": [each.delivery for each in some],
+            }
+            coded = [(CutCode.SAVED, each) for each in some]
+            yield self._saved(len(some), columns, coded=coded, number=[int(each.is_expiring) for each in some])
+
+    def _saved(
+        self,
+        length: int,
+        columns: dict[str, list[Any]],
+        *,
+        coded: Sequence[tuple[CutCode, msgspec.Struct]],
+        number: Sequence[int] = (),
+    ) -> pa.RecordBatch:
+        (rows,) = table_rows("saved", self.queue, length, columns)
+        codes, payloads = [int(code) for code, _ in coded], [encode(row) for _, row in coded]
+        return self._extended(rows, code=codes, number=number or [0] * length, payload=payloads)
+
 
 # ---- After the sweep ----
 
 
-def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int) -> DataFrame:
-    """Return the rows of all sections as rows of one sweep over whole queues, with SWEEP_SCHEMA."""
+def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> DataFrame:
+    """Return the rows of all sections as rows of one sweep over whole queues, with SECTION_SCHEMA but `section`."""
     spark = rows.sparkSession
     ends = {end["section"]: end for end in rows.where(F.col("row") == "end").collect()}
     bases: list[int] = []
-    idle: list[tuple[str, Finding]] = []
+    found: list[tuple[str, Finding]] = []
+    saved: dict[str, tuple[int, IdleTime | None]] = {}
     for queue, some in groupby(range(len(plan.sections)), key=lambda number: plan.sections[number].queue):
         numbers = [*some]
         total = 0
         for number in numbers:
             bases.append(total)
             total += ends[number]["delivery"]
-        edges = [_edges(ends[number].asDict()) for number in numbers]
-        idle += ((queue, each) for each in join_idle_times(edges, stuck_limit))
+        findings, idle = join_idle_times([_edges(ends[number].asDict()) for number in numbers], stuck_limit)
+        if idle is not None and stop is not None and stop.at - idle.at > stuck_limit:
+            findings.append(idle.finding(stop.at, ends[numbers[-1]]["waiting"]))
+            idle.at = NEVER
+        found += ((queue, each) for each in findings)
+        saved[queue] = total, idle
     base_table = pa.table({"section": [*range(len(bases))], "base": bases})
     based = rows.join(F.broadcast(spark.createDataFrame(base_table)), "section", "left").withColumn(
         "delivery",
@@ -233,7 +318,7 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int) -> DataF
         .groupBy("sequence")
         .agg(F.max("arrival").alias("true_arrival"), F.max("delivery").alias("true_delivery"))
     )
-    known = based.where(F.col("row").isin("message", "finding", "depth"))
+    known = based.where(F.col("row").isin("message", "finding", "depth", "saved"))
     far = known.where(is_far).join(positions, "sequence", "left")
     far = far.withColumns(
         {
@@ -241,10 +326,36 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int) -> DataF
             for name in ("arrival", "delivery")
         }
     )
-    joined = known.where(~is_far).select(*SWEEP_SCHEMA.names).unionByName(far.select(*SWEEP_SCHEMA.names))
-    if idle:
-        joined = joined.unionByName(spark.createDataFrame(_finding_table(idle)))
-    return joined
+    joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far.select(*SECTION_SCHEMA.names))
+    if stop is not None:
+        is_cut = (F.col("row") == "saved") & F.col("section").isNotNull()
+        placed = joined.where(is_cut).mapInArrow(partial(_placed, saved=saved), from_arrow_schema(SECTION_SCHEMA))
+        joined = joined.where(~is_cut).unionByName(placed)
+    if found:
+        joined = joined.unionByName(spark.createDataFrame(_finding_table(found)), allowMissingColumns=True)
+    return joined.drop("section")
+
+
+def _placed(
+    batches: Iterable[pa.RecordBatch], saved: Mapping[str, tuple[int, IdleTime | None]]
+) -> Iterator[pa.RecordBatch]:
+    """Write positions and idle times, which a section does not know, into the payloads of saved rows. `saved` has the
+    first dispatches and the idle time of each queue."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("queue", "code", "payload", "arrival", "delivery")]
+        payloads = []
+        for queue, code, payload, arrival, delivery in zip(*columns, strict=True):
+            if code == CutCode.SECTION:
+                section = msgspec.msgpack.decode(payload, type=SectionRow)
+                section.queue.first_dispatches, section.idle = saved[queue]
+                payload = encode(section)
+            elif code == CutCode.SAVED:
+                message = msgspec.msgpack.decode(payload, type=MessageRow)
+                message.arrival, message.delivery = arrival, delivery
+                payload = encode(message)
+            payloads.append(payload)
+        at = SECTION_SCHEMA.get_field_index("payload")
+        yield batch.set_column(at, SECTION_SCHEMA.field(at), pa.array(payloads, pa.binary()))
 
 
 def _edges(end: dict[str, int]) -> IdleEdges:

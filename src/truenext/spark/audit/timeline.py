@@ -65,10 +65,16 @@ def partitions(rows: DataFrame) -> int:
 
 
 def queue_rows(
-    events: DataFrame, marks: DataFrame, commits: DataFrame, proofs: DataFrame, after_ends: DataFrame | None
+    events: DataFrame,
+    marks: DataFrame,
+    commits: DataFrame,
+    proofs: DataFrame,
+    after_ends: DataFrame | None,
+    queues: DataFrame | None = None,
 ) -> DataFrame:
     """Return the events of all queues, and the `marks` for each queue. The columns are `COLUMNS`, without nulls.
-    `proofs` are from `proven`, and `after_ends` has the events of messages after their end (after_end.py).
+    `proofs` are from `proven`, and `after_ends` has the events of messages after their end (after_end.py). `queues`
+    have no events perhaps.
 
     Times are in microseconds. Three columns depend on the kind:
 
@@ -91,14 +97,17 @@ def queue_rows(
     own = events.where("queue is not null")
     if after_ends is not None:
         own = own.join(after_ends, "event", "left")
-    of_queues = marks.crossJoin(F.broadcast(own.select("queue").distinct()))
+    named = own.select("queue")
+    if queues is not None:
+        named = named.unionByName(queues)
+    of_queues = marks.crossJoin(F.broadcast(named.distinct()))
     return message_rows(own, commits, proofs).unionByName(of_queues.select(*COLUMNS))
 
 
 def message_rows(own: DataFrame, commits: DataFrame, proofs: DataFrame) -> DataFrame:
     """Return the rows of events of queues, with the event that made each accepted message visible. Events may have the
     column `end_code`."""
-    return own.transform(_with_visibility, commits, proofs).transform(encoded_rows)
+    return own.transform(with_visibility, commits, proofs).transform(encoded_rows)
 
 
 BATCH_BITS = 12
@@ -149,7 +158,7 @@ def with_commits(accepted: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def _with_visibility(own: DataFrame, commits: DataFrame, proofs: DataFrame) -> DataFrame:
+def with_visibility(own: DataFrame, commits: DataFrame, proofs: DataFrame) -> DataFrame:
     """Add to each message the event that made it visible."""
     in_batch = F.col("kind").eqNullSafe("accepted") & (F.coalesce("batch", F.lit(0)) > 0)
     return (
@@ -255,28 +264,28 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue."""
+def marks(runs: DataFrame, gaps: DataFrame, is_whole: bool | None = None) -> DataFrame:
+    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue. `is_whole`
+    says whether the history up to the first of `runs` has every event; None if it begins with that run."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
-    # With the history complete from its first event on, no queue can have an unknown message.
-    whole = runs.agg(
-        (F.min("first_event") == 1).alias("from_first"),
-        (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
-    )
+    # With the history complete from its first event to a start, no queue can have an unknown message then.
+    order = Window.orderBy("run").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    every_run = F.col("run") - F.min("run").over(order) + 1 == F.count("*").over(order)
+    from_first = F.min("first_event").over(order) == 1 if is_whole is None else F.lit(is_whole)
     flags = (
         F.when(F.col("is_clean"), F.lit(int(StartFlag.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(StartFlag.CONTINUED))).otherwise(F.lit(0))
         + F.when(F.col("is_recovered"), F.lit(int(StartFlag.RECOVERED))).otherwise(F.lit(0))
-        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(StartFlag.COMPLETE))).otherwise(F.lit(0))
+        + F.when(from_first & every_run, F.lit(int(StartFlag.COMPLETE))).otherwise(F.lit(0))
     )
     starts = (
-        runs.where("started_event is not null")
-        .crossJoin(F.broadcast(whole))
+        runs.withColumn("flags", flags)
+        .where("started_event is not null")
         .select(
             F.col("started_event").alias("event"),
             F.col("started_at").alias("at"),
             F.lit(int(EventCode.RUN_STARTED)).alias("code"),
-            flags.alias("number"),
+            F.col("flags").alias("number"),
             # Time of the last event of the run before.
             F.col("previous_at").alias("visible_at"),
         )
