@@ -69,6 +69,7 @@ def audit(
     section_events: int = SECTION_EVENTS,
     goes_on: bool = False,
     saved: SavedAudit | None = None,
+    measures: bool = True,
 ) -> AuditResults:
     """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
 
@@ -78,7 +79,8 @@ def audit(
 
     With `goes_on` the history is not at its end: the results have the state from which the next audit goes on. With
     `saved`, such a state, only events after it are judged; `has_new_events` has checked it. Both are for all events of
-    a history: without `since` and `stages`.
+    a history: without `since` and `stages`. Without `measures`, tables without findings are computed only if they are
+    used.
 
     If the broker was restored, or its data folder got a new identity for another reason, events before that are
     ignored: they are another broker's.
@@ -130,8 +132,11 @@ def audit(
         )
     with timed(progress, "the queues' tables"):
         tables = _tables(sweep_rows, history.of_queues, history.gaps)
+        kept = [tables[name].persist() for name in _CACHED] if measures else []
+        for each in kept:
+            each.count()
         cached = [*history.cached, marks_of_all, commit_table, proofs, sweep_rows]
-        cached += [*(tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
+        cached += [*kept, *([] if end_table is None else [end_table])]
     findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
     notes = _notes(history, mark_rows, saved)
     if stages is not None:
@@ -308,7 +313,7 @@ _CACHED = ("starvation", "redelivery", "latency", "positions")
 
 
 def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
-    tables = {
+    return {
         "violations": sweep_rows.transform(ordering),
         "lost": sweep_rows.transform(lost),
         "duplicates": sweep_rows.transform(duplicates),
@@ -321,9 +326,6 @@ def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -
         "depth": sweep_rows.transform(depth),
         "positions": sweep_rows.transform(positions),
     }
-    for name in _CACHED:
-        tables[name].persist().count()
-    return tables
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:
