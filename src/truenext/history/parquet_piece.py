@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from truenext.history.files import EVENTS_FOLDER
 from truenext.history.table import SCHEMA
 
-EVENTS_MAX = 250_000
+EVENTS_MAX = 100_000
 """Number of events in a piece."""
 
 
