@@ -26,7 +26,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.command import audit_histories, run_audit
-from truenext.spark.audit.runs import blocks, earlier_broker, gaps
+from truenext.spark.audit.runs import blocks, earlier_broker, gaps, named_stores
 from truenext.spark.audit.timeline import BATCH_BITS, commits, with_commits
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.schema import read_stage_events
@@ -215,7 +215,7 @@ def test_identities_split_a_history_only_where_they_change(frame: Frame) -> None
             empty | {"event": run, "run": run, "at": EPOCH, "kind": "run-started", "store": store}
             for run, store in enumerate(stores, 1)
         ]
-        broker = earlier_broker(blocks(frame(starts)))
+        broker = earlier_broker(named_stores(blocks(frame(starts))))
         return None if broker is None else (broker.store, broker.next_run)
 
     assert earlier(None, None) is None

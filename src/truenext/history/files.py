@@ -74,18 +74,18 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
 
     Raises: HistoryError if the file is no history file, or of another version; OSError if it cannot be read
     """
-    data = path.read_bytes()
+    yield from chunks_of(path.read_bytes(), path)
+
+
+def chunks_of(data: bytes, name: Path | str) -> Iterator[HistoryChunk]:
+    """Yield the undamaged chunks of the bytes of a file, whose name is used in errors.
+
+    Raises: HistoryError if it is no history file, or of another version
+    """
     content = memoryview(data)
     if len(content) < FILE.size:
         return
-    magic, version, _ = FILE.unpack_from(content)
-    if magic != MAGIC:
-        raise HistoryError(f"{path} is not a history file")
-    if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
-        raise HistoryError(
-            f"{path} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
-            "use the truenext that wrote it"
-        )
+    check_file_header(content, name)
     at: int | None = FILE.size
     while at is not None and at < len(content):
         chunk = chunk_at(content, at)
@@ -94,6 +94,21 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
         else:
             yield chunk
             at = chunk.end
+
+
+def check_file_header(content: bytes | memoryview, name: Path | str) -> None:
+    """Check the header of a history file.
+
+    Raises: HistoryError if it is no history file, or of another version
+    """
+    magic, version, _ = FILE.unpack_from(content)
+    if magic != MAGIC:
+        raise HistoryError(f"{name} is not a history file")
+    if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
+        raise HistoryError(
+            f"{name} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
+            "use the truenext that wrote it"
+        )
 
 
 def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:

@@ -1,5 +1,6 @@
 """Parts of a history: blocks of events, runs of the broker, and gaps that crashes have left."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
@@ -70,24 +71,37 @@ class EarlierBroker(NamedTuple):
     """Time at which that run started."""
 
 
-def earlier_broker(blocks: DataFrame) -> EarlierBroker | None:
-    """Return the broker before that of the last run; None if one broker has all runs, as far as is known.
+class NamedStore(NamedTuple):
+    """Identity that the start of a run names."""
+
+    run: int
+    started_at: int
+    store: str
+
+
+def named_stores(blocks: DataFrame) -> list[NamedStore]:
+    """Return the identities that starts of runs name, in order.
 
     Raises: HistoryError if a run is there of two brokers
     """
     named = blocks.where(F.size("stores") > 0).select("run", "started_at", "stores").orderBy("run").collect()
-    starts: list[tuple[int, int, str]] = []
+    starts: list[NamedStore] = []
     for row in named:
         for store in sorted(row["stores"]):
-            if starts and starts[-1][0] == row["run"]:
+            if starts and starts[-1].run == row["run"]:
                 raise HistoryError(
-                    f"run {row['run']} is there twice, of the brokers with the identities {starts[-1][2]} and {store}: "
-                    f"audit the history of each broker alone"
+                    f"run {row['run']} is there twice, of the brokers with the identities {starts[-1].store} and "
+                    f"{store}: audit the history of each broker alone"
                 )
-            starts.append((row["run"], row["started_at"], store))
-    for before, after in reversed([*pairwise(starts)]):
-        if before[2] != after[2]:
-            return EarlierBroker(before[2], after[0], datetime.fromtimestamp(after[1] / 1e6, UTC))
+            starts.append(NamedStore(row["run"], row["started_at"], store))
+    return starts
+
+
+def earlier_broker(stores: Sequence[NamedStore]) -> EarlierBroker | None:
+    """Return the broker before that of the last run; None if one broker has all runs, as far as is known."""
+    for before, after in reversed([*pairwise(stores)]):
+        if before.store != after.store:
+            return EarlierBroker(before.store, after.run, datetime.fromtimestamp(after.started_at / 1e6, UTC))
     return None
 
 
@@ -126,8 +140,9 @@ def runs(blocks: DataFrame) -> DataFrame:
 # ---- Gaps: event numbers that a crash took from the history ----
 
 
-def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return one row for each gap: `first_missing`, `last_missing`, `missing`.
+def gaps(events: DataFrame, blocks: DataFrame, earlier_event: int | None = None) -> DataFrame:
+    """Return one row for each gap: `first_missing`, `last_missing`, `missing`. `blocks` may count an event before the
+    first one, `earlier_event`.
 
     Most histories have no gap. So events are counted by block, and only a block with too few events is searched.
     """
@@ -135,7 +150,10 @@ def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
         F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")
     )
     broken = whole.where("last - first + 1 > events").select("block")
-    numbered = events.select("event", block().alias("block"))
+    numbered = events.select("event")
+    if earlier_event is not None:
+        numbered = numbered.unionByName(events.sparkSession.createDataFrame([(earlier_event,)], "event bigint"))
+    numbered = numbered.withColumn("block", block())
     inside = (
         numbered.join(F.broadcast(broken), "block")
         .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))
