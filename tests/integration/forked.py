@@ -36,6 +36,10 @@ LOADED = [
 ]
 """Modules that are loaded once for each process of tests, in this order."""
 
+SEGMENT_BYTES = 4 * 1024 * 1024
+"""Size of a new journal's segments. Each broker writes two of them, full of zeros, at its start: 32 MiB each by
+itself."""
+
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LOADED)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.forked import completed_text
+from tests.integration.forked import SEGMENT_BYTES, completed_text
 from tests.integration.raw_client import TRUENEXT_CLIENT, bodies
 from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.frame import FRAME
@@ -159,8 +159,8 @@ def test_a_journal_that_lost_its_end_after_a_clean_stop_is_damaged(
     lose_half(own_broker.data, by=by)
     expect_missed(own_broker.data, " are missing at its end; the checkpoint says that frame ", tmp_path)
     if by == "cut":
-        assert " bytes and was made with 33554432" in store("check", own_broker.data).stdout
-        assert " bytes and was made with 33554432" in serve(own_broker.data).stderr
+        assert f" bytes and was made with {SEGMENT_BYTES}" in store("check", own_broker.data).stdout
+        assert f" bytes and was made with {SEGMENT_BYTES}" in serve(own_broker.data).stderr
 
 
 def test_a_journal_that_lost_its_end_after_a_kill_is_damaged_if_the_history_tells_more(
