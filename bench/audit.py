@@ -1,6 +1,7 @@
 """Benchmark of `truenext audit`: its time and memory for N events.
 
 python -m bench.audit --events 10000000 --skew
+python -m bench.audit --events 10000000 --more 1000000    the last million, by --state
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--queues", type=int, default=16)
     parser.add_argument("--skew", action="store_true", help="one queue gets half of the messages")
+    parser.add_argument("--more", type=int, default=0, help="audit so many further events from a state, and alone")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--dir", type=Path, help="keep the history here, or read it from here")
     parser.add_argument("--master")
@@ -39,13 +41,36 @@ def main() -> None:
         folder = options.dir or Path(temporary)
         if not any(folder.glob("**/*.parquet")):
             started = time.perf_counter()
-            write_history(folder, options.events, options.queues, options.skew, options.seed)
+            write_history(folder, options.events + options.more, options.queues, options.skew, options.seed)
             print(f"history written in {time.perf_counter() - started:.1f} s", flush=True)
-        started = time.perf_counter()
-        run_audit([folder], master=options.master, out=Path(temporary) / "out")
-        print(f"{time.perf_counter() - started:.1f} s in all, start of Spark and report included")
-        print(f"{processor_time():.1f} s of processor time of all processes")
+        if options.more:
+            measure_state(folder, Path(temporary), options.more, options.master)
+        else:
+            measure("audit, start of Spark and report included", folder, Path(temporary) / "out", options.master)
         print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
+
+
+def measure(name: str, folder: Path, out: Path, master: str | None, state: Path | None = None) -> None:
+    started, processor = time.perf_counter(), processor_time()
+    run_audit([folder], master=master, out=out, state=state)
+    seconds, processor = time.perf_counter() - started, processor_time() - processor
+    print(f"{name}: {seconds:.1f} s, {processor:.1f} s of processor time", flush=True)
+
+
+def measure_state(folder: Path, temporary: Path, more: int, master: str | None) -> None:
+    """Audit the history without its last files, then these from the state that is left, and these alone. The first
+    audit has the start of Spark."""
+    files = sorted(folder.glob("**/*.parquet"))
+    last = files[-max(1, more // _FILE_ROWS) :]
+    alone = temporary / "alone" / "history" / "events" / last[0].parent.name
+    alone.mkdir(parents=True)
+    moved = [each.rename(alone / each.name) for each in last]
+    out, state = temporary / "out", temporary / "state"
+    measure("audit of the events before", folder, out, master, state)
+    measure("audit of the last events alone", temporary / "alone", temporary / "out-alone", master, temporary / "new")
+    for source, target in zip(moved, last, strict=True):
+        source.rename(target)
+    measure("audit of the last events from a state", folder, out, master, state)
 
 
 def peak_memory() -> int:
@@ -151,41 +176,4 @@ def _rounds(
         "kind": kind,
         "queue": pa.array(np.repeat(names[queue], per_round), mask=is_commit),
         "sequence": pa.array(sequences, mask=is_commit),
-        "priority": pa.array(priorities.astype(np.int8), mask=~is_accept),
-        "persistent": pa.array(np.hstack([persistent, one > 0, nothing > 0, nothing > 0]).ravel(), mask=~is_accept),
-        "size": pa.array(np.full(len(event), 1024, np.int32), mask=~is_accept),
-        "batch": pa.array(batches, mask=is_delivery),
-        "consumer": pa.array(np.repeat(_consumers(queue), per_round), mask=kind != "dispatched"),
-        "deliveries": pa.array(np.ones(len(event), np.int32), mask=kind != "dispatched"),
-    }
-
-
-_TYPES = {
-    "event": pa.int64(),
-    "run": pa.int32(),
-    "at": pa.timestamp("us", "UTC"),
-    "kind": pa.string(),
-    "queue": pa.string(),
-    "sequence": pa.int64(),
-    "priority": pa.int8(),
-    "persistent": pa.bool_(),
-    "size": pa.int32(),
-    "batch": pa.int64(),
-    "consumer": pa.int64(),
-    "deliveries": pa.int32(),
-    "reason": pa.string(),
-    "mode": pa.string(),
-}
-
-
-def _write(path: Path, columns: dict[str, object]) -> None:
-    arrays = {
-        name: pa.array(values, kind) if name == "at" else pa.array(values).cast(kind)
-        for name, kind in _TYPES.items()
-        if (values := columns.get(name)) is not None
-    }
-    pq.write_table(pa.table(arrays), path)
-
-
-if __name__ == "__main__":
-    main()
+        "priority": pa.array(priorities.astype(np.int8), mask=~is

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
+import pyarrow as pa
 from msgspec import structs
 
 from tests.spark.cutting import STUCK_US, fed
 from tests.spark.histories import Event
 from tests.spark.plain import by_queue, rows_of
-from truenext.spark.audit.cut import QueueCut
+from truenext.spark.audit.cut import CutCode, QueueCut
 from truenext.spark.audit.model import NEVER, EventCode, Finding, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
+from truenext.spark.audit.resume import SavedAudit, _become_durable, reset_marks
+from truenext.spark.audit.section_sweep import WHOLE, Stop, sweep_batches
+from truenext.spark.audit.state import AuditState
+from truenext.spark.audit.timeline import COLUMNS
 
 Found = tuple[str, Finding]
 """Queue, and finding."""
@@ -79,3 +85,89 @@ def _comparable(finding: Finding) -> Finding:
     if finding.kind == "stuck":
         return structs.replace(finding, duration=0, count=0)
     return structs.replace(finding, at=0) if finding.kind == "lost" else finding
+
+
+# ---- The same, through the rows that Spark's workers get and return ----
+
+
+def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[Found]]:
+    """Return the findings of each piece, of sweeps that get the saved rows of the one before."""
+    found: list[list[Found]] = []
+    known = pieces(events, cuts)
+    # Of any queue: they are the same for all.
+    marks = reset_marks(next(iter(by_queue(rows_of([*events])).values()), []))
+    saved: list[dict[str, Any]] = []
+    state: AuditState | None = None
+    for events_up_to_end in known:
+        last = events_up_to_end[-1]
+        stop = Stop(last["event"] + 1, round(last["at"].timestamp() * 1e6))
+        rows = [each for each in rows_of(events_up_to_end) if each["code"] != EventCode.FINISHED]
+        new = rows if state is None else [each for each in rows if each["event"] > state.last_event]
+        fresh = WHOLE
+        if state is not None:
+            is_recovered = any(
+                each["run"] == state.run and each["kind"] not in ("run-started", "recovered")
+                for each in events_up_to_end
+            )
+            fresh = SavedAudit(state, None).fresh(is_recovered=is_recovered)  # type: ignore[arg-type]
+        batches = [_batch([*_durable(saved, rows, state), *new])]
+        swept = [each for out in sweep_batches(batches, STUCK_US, fresh, stop) for each in out.to_pylist()]
+        saved = [each for each in swept if each["row"] == "saved"]
+        names = Finding.__struct_fields__
+        found.append(
+            [(each["queue"], Finding(**{n: each[n] for n in names})) for each in swept if each["row"] == "finding"]
+        )
+        state = _state(marks, last, stop.at)
+    return found
+
+
+def _state(marks: Sequence[TimelineRow], last: Event, at: int) -> AuditState:
+    # Whether a run has finished its recovery is not known yet.
+    known = [each._replace(number=each.number & ~StartFlag.RECOVERED) for each in marks if each.event <= last["event"]]
+    return AuditState(
+        store=None,
+        queue=None,
+        run=last["run"],
+        last_event=last["event"],
+        last_at=at,
+        is_recovered=False,
+        is_whole=False,
+        first_event=1,
+        marks=tuple(known),
+    )
+
+
+def _durable(
+    saved: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], state: AuditState | None
+) -> list[dict[str, Any]]:
+    """Return the saved rows as rows of a cut. Messages that became durable since then have the event."""
+    if state is None or not saved:
+        return []
+    visible = {each["sequence"]: each for each in rows if each["code"] == EventCode.ACCEPTED}
+    batch = _batch(
+        [
+            {name: each[name] for name in ("queue", "code", "sequence", "number", "payload")}
+            | {name: _later(visible.get(each["sequence"]), name, state.last_event) for name in _VISIBLE}
+            for each in saved
+            if each["code"] == CutCode.SAVED
+        ],
+        names=("queue", "code", "sequence", "number", "payload", *_VISIBLE),
+    )
+    messages = [each for out in _become_durable([batch]) for each in out.to_pylist()]
+    others = [each for each in saved if each["code"] != CutCode.SAVED]
+    return [each | {"event": state.last_event} for each in (*messages, *others)]
+
+
+_VISIBLE = ("visible_event", "visible_at")
+
+
+def _later(row: dict[str, Any] | None, name: str, event: int) -> int | None:
+    if row is None or row["visible_event"] == NEVER or row["visible_event"] <= event:
+        return None
+    return int(row[name])
+
+
+def _batch(rows: Sequence[dict[str, Any]], names: Sequence[str] = (*COLUMNS, "section", "payload")) -> pa.RecordBatch:
+    types = {"queue": pa.string(), "payload": pa.binary(), "persistent": pa.bool_()}
+    arrays = [pa.array([each.get(name) for each in rows], types.get(name, pa.int64())) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, names=[*names])

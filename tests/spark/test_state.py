@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory, joined
-from tests.spark.pieces import Found, judge_in_pieces, keys, pieces
+from tests.spark.pieces import Found, judge_in_pieces, keys, pieces, sweep_in_pieces
 from tests.spark.plain import outcomes_of, rows_of
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from tests.spark.test_audit import AUDITS, ODD_NAME, of_broker
@@ -75,6 +75,17 @@ def test_pieces_of_a_random_history_find_each_finding_of_the_whole_once() -> Non
         events = random_history(seed)
         if not has_doubt(events):
             check_pieces(events, random_cuts(events, random.Random(seed)))
+
+
+def test_sweeps_that_go_on_from_saved_rows_find_what_the_audits_of_the_queues_find() -> None:
+    for seed in seeds(EXAMPLES):
+        events = random_history(seed)
+        cuts = random_cuts(events, random.Random(seed))
+        assert sweep_in_pieces_sorted(events, cuts) == [keys(each) for each in judge_in_pieces(events, cuts)], seed
+
+
+def sweep_in_pieces_sorted(events: list[Event], cuts: list[int]) -> list[list[tuple[object, ...]]]:
+    return [keys(each) for each in sweep_in_pieces(events, cuts)]
 
 
 def has_doubt(events: list[Event]) -> bool:

@@ -36,6 +36,8 @@ installed. A Parquet file appears as a whole. `truenext history export DIR` does
 `--out FOLDER` it writes everything that is not Parquet yet into that folder. Both work while the broker runs.
 
 History is kept for 30 days and up to 8 GiB, unless [settings](settings.md) change that; the oldest is deleted first.
+`truenext audit --state` judges each event once: it reads the events since the last audit, and names those that were
+deleted before it came ([spark.md](../spark.md#audit-every-day)).
 
 The `.history` files are of version {HISTORY_VERSION}. Versions from {OLDEST_HISTORY_VERSION} on are read, too. With any
 other version `truenext history export` and `truenext audit` stop, and a broker whose newest file has one does not

@@ -48,6 +48,7 @@ def after_ends(
     # Not isEmpty, which looks at one partition after the other.
     counts = used.groupBy("is_unknown").count().collect()
     if not counts:
+        used.unpersist()
         return None
     own = _events_of(events, used)
     if before is not None:
@@ -117,14 +118,11 @@ def outstanding(
         "persistent": F.bool_or("persistent"),
         "first_section": F.min("section"),
         "last_section": F.max("section"),
-        "is_known": F.bool_or(kind == "accepted"),
-        "is_expiring": F.bool_or("is_expiring"),
     }
     of_messages = events.where(kind.isin(*kinds(codes)))
-    if before is None:
-        of_messages = of_messages.withColumn("is_expiring", F.lit(False))
-    else:
+    if before is not None:
         of_messages = of_messages.unionByName(before.kept, allowMissingColumns=True)
+        columns |= {"is_known": F.bool_or(kind == "accepted"), "is_expiring": F.bool_or("is_expiring")}
     if plan is None:
         of_messages = of_messages.withColumn("section", F.lit(None).cast("bigint"))
     else:
@@ -136,23 +134,28 @@ def outstanding(
         lives = lives.join(F.broadcast(ends), "queue", "left")
     else:
         lives = of_messages.groupBy("sequence").agg(*_named(columns))
-    is_judged = F.col("judged").isNotNull() | (F.col("reports") > 0)
     flags = {
-        "is_used": _is_used(crashes, has_ended=has_ended) | F.coalesce(F.col("is_expiring") & is_judged, F.lit(False)),
-        "is_unknown": F.lit(False) if before is None else is_judged & ~F.coalesce("is_known", F.lit(False)),
+        "is_used": _is_used(crashes, has_ended=has_ended, goes_on=before is not None),
+        "is_unknown": F.lit(False) if before is None else _is_judged() & ~F.coalesce("is_known", F.lit(False)),
         "is_carried": F.lit(False) if plan is None else _is_carried(starts),
     }
     flagged = lives.select("sequence", *(F.coalesce(flag, F.lit(False)).alias(name) for name, flag in flags.items()))
     return flagged.where("is_used or is_unknown or is_carried")
 
 
-def _is_used(crashes: Sequence[int], *, has_ended: bool) -> Column:
+def _is_judged() -> Column:
+    return F.col("judged").isNotNull() | (F.col("reports") > 0)
+
+
+def _is_used(crashes: Sequence[int], *, has_ended: bool, goes_on: bool) -> Column:
     is_wrong_report = (F.col("reports") > 1) | ((F.col("reports") == 1) & F.col("is_no_dead_letter"))
     conditions = [F.col("judged") > F.col("ended"), is_wrong_report]
     if crashes:
         conditions.append(~F.col("persistent") & _is_in_life(F.lit(crashes)))
     if has_ended:
         conditions.append(_is_in_life(F.col("queue_ends")))
+    if goes_on:
+        conditions.append(F.col("is_expiring") & _is_judged())
     return reduce(or_, (F.coalesce(each, F.lit(False)) for each in conditions))
 
 

@@ -110,7 +110,7 @@ def audit(
         if saved is not None:
             with_opened = with_opened.unionByName(saved.opened(), allowMissingColumns=True)
         proofs = proven(with_opened, history.runs, commit_table).persist()
-        queues = None if saved is None else saved.cut.select("queue")
+        queues = None if saved is None else saved.queues()
         rows = history.of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table, queues)
         stop = Stop(history.last_event + 1, history.last_at) if goes_on else None
         stuck_limit = int(stuck_seconds * 1e6)

@@ -47,14 +47,15 @@ class SavedAudit:
             raise ConfigurationError(
                 f"the state is that of an audit of {what}: audit the same, or name an empty folder"
             )
-        last = events.agg(
+        # Files before this event are not read.
+        last = events.where(F.col("event") >= state.last_event).agg(
             F.max("event"),
             F.min(F.when(F.col("event") > state.last_event, F.col("run"))),
             F.max(F.when(F.col("event") == state.last_event, F.unix_micros("at"))),
         )
         last_event, run, at = last.collect()[0]
         is_other = (run is not None and run < state.run) or (at is not None and at != state.last_at)
-        if last_event is None or last_event < state.last_event or is_other:
+        if last_event is None or is_other:
             raise HistoryError(
                 f"the history does not go on from event {state.last_event:,}, where the state ends: it is another "
                 "broker's, or an older copy; name the folder of that broker, or an empty folder for the state"
@@ -65,7 +66,10 @@ class SavedAudit:
         return events.where(F.col("event") > self.state.last_event)
 
     def before(self, events: DataFrame) -> DataFrame:
-        return events.where(F.col("event") <= self.state.last_event)
+        return events.where(F.col("event").between(self.state.first_event, self.state.last_event))
+
+    def queues(self) -> DataFrame:
+        return self.cut.where(F.col("code") == int(CutCode.SECTION)).select("queue")
 
     def block(self) -> DataFrame:
         """Return a row for `blocks` (runs.py) that stands for the last event before the cut."""
