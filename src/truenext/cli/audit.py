@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, PathParam, seconds_option
+from truenext.cli.values import SPARK_MASTER, TEXT, LocationParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PathParam(exists=True, file_okay=False))
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=LocationParam(exists=True, file_okay=False))
 @click.option(
     "--master",
     type=SPARK_MASTER,
@@ -30,16 +30,17 @@ from truenext.errors import ConfigurationError, TruenextError
     "--stages",
     metavar="DIR",
     multiple=True,
-    type=PathParam(exists=True, file_okay=False),
+    type=LocationParam(exists=True, file_okay=False),
     help="Folder into which a service of stages wrote its events (truenext stages run --events). May be repeated.",
 )
-@click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
+@click.option("--out", type=LocationParam(file_okay=False), help="Write the tables and a page into this folder.")
 def audit(folders: tuple[Path, ...], **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.
 
-    DIR is a broker's data folder, a copy of its history, or a folder that `truenext record` wrote. The broker may be
-    running. The results of several folders are shown side by side on one page. Exits 0 if the contract held in all, 1
-    if not, 2 if the audit failed.
+    DIR is a broker's data folder, a copy of its history, a folder that `truenext record` wrote, or a folder or address
+    (hdfs://, s3a://) with several of them below. The brokers may be running. All are audited in one job, and shown side
+    by side on one page. Folders of one broker, such as those of an active broker and its standby, are one history.
+    Exits 0 if the contract held at all brokers, 1 if not, 2 if the audit failed.
     """
     try:
         from truenext.spark.audit.command import run_audit

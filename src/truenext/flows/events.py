@@ -90,6 +90,8 @@ class ExecutionStarted(StageEvent, tag_field="kind", tag=STARTED, omit_defaults=
     missing if the broker does not send the time."""
     exactly_once: bool = False
     """True if the stage has exactly-once processing, else missing."""
+    broker: str = ""
+    """Identity of the broker's data (`truenext-store`); missing in files of earlier versions."""
 
 
 class SqlCommitted(StageEvent, tag_field="kind", tag=SQL_COMMITTED):

@@ -74,16 +74,23 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
 
     Raises: HistoryError if the file is no history file, or of another version; OSError if it cannot be read
     """
-    data = path.read_bytes()
+    yield from chunks_of(path.read_bytes(), path)
+
+
+def chunks_of(data: bytes, name: Path | str) -> Iterator[HistoryChunk]:
+    """Yield the undamaged chunks of the bytes of a file, whose name is used in errors.
+
+    Raises: HistoryError if it is no history file, or of another version
+    """
     content = memoryview(data)
     if len(content) < FILE.size:
         return
     magic, version, _ = FILE.unpack_from(content)
     if magic != MAGIC:
-        raise HistoryError(f"{path} is not a history file")
+        raise HistoryError(f"{name} is not a history file")
     if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
         raise HistoryError(
-            f"{path} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
+            f"{name} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
             "use the truenext that wrote it"
         )
     at: int | None = FILE.size

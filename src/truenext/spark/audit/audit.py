@@ -1,6 +1,7 @@
-"""The audit: computes all tables from the events, and one verdict.
+"""The audit: computes all tables from the events of one broker or several, and a verdict on each broker.
 
-events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
+histories ──▶ brokers.py ──▶ events, blocks
+events, blocks ──▶ runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
    │                                                              starvation, latency, depth, positions
    ├──▶ redelivery
    └──▶ stages/judge.py, with the events that services of stages recorded
@@ -9,24 +10,26 @@ events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from truenext.errors import ConfigurationError, HistoryError
-from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
 from truenext.spark.audit.after_end import after_ends
+from truenext.spark.audit.broker_numbers import OWN_MASK, broker_number, own_number, queue_key, with_brokers
+from truenext.spark.audit.brokers import AuditedBroker, History, join_histories
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, TimelineRow
-from truenext.spark.audit.runs import EarlierBroker, blocks, earlier_broker, gaps, runs
+from truenext.spark.audit.runs import gaps, runs
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, timeline
-from truenext.spark.stages.judge import audit_stages
+from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
@@ -38,12 +41,28 @@ ProgressCallback = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
+class BrokerVerdict:
+    broker: str
+    """Name of the broker in the tables: its identity, or the name of its folder if the history has no identity."""
+    histories: tuple[str, ...]
+    """Names of the histories that are the broker's."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class AuditResults:
     tables: dict[str, DataFrame]
     """Tables `violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`,
-    `depth`, `positions`. With events of stages also the tables of `StageResults`."""
-    verdict: Verdict
+    `depth`, `positions`. With several histories of one broker also `differences`, with events of stages also the tables
+    of `StageResults`. Each row has its `broker`."""
+    verdicts: tuple[BrokerVerdict, ...]
     cached: tuple[DataFrame, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the only broker."""
+        (only,) = self.verdicts
+        return only.verdict
 
     def unpersist(self) -> None:
         """Free the memory in which Spark caches the tables. A later read of a table computes it again."""
@@ -51,8 +70,13 @@ class AuditResults:
             each.unpersist()
 
 
-def audit(
-    events: DataFrame,
+def audit(events: DataFrame, **options: Any) -> AuditResults:
+    """Check the history of one broker. `options` are those of `audit_brokers`."""
+    return audit_brokers([History("history", events)], **options)
+
+
+def audit_brokers(
+    histories: Sequence[History],
     *,
     since: datetime | None = None,
     queue: str | None = None,
@@ -60,35 +84,26 @@ def audit(
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
 ) -> AuditResults:
-    """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
+    """Check from `histories` (docs/reference/history.md) whether docs/contract.md held, in one job.
 
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
     of stages (docs/reference/history.md).
 
-    If the broker was restored, or its data folder got a new identity for another reason, events before that are
-    ignored: they are another broker's.
+    If a broker was restored, or its data folder got a new identity for another reason, events before that are ignored:
+    they are another broker's.
 
-    Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` have
-    another history version, or are of two brokers at once
+    Raises: ConfigurationError if a history has no events left, or `stages` have another format; HistoryError if a
+    history has another version, or is of two brokers at once
     """
-    with timed(progress, "runs and gaps"):
-        if since is not None:
-            # The clock may have been set back, so the cut is made by `event` and not by time.
-            first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
-            events = events.where(F.col("event") >= F.lit(first))
-        block_table = all_blocks = events.transform(blocks).persist()
-        earlier = earlier_broker(all_blocks)
-        if earlier is not None:
-            # That broker went on: what it did with its messages says nothing of this one's.
-            events, block_table = (each.where(F.col("run") >= earlier.next_run) for each in (events, all_blocks))
-        run_table = block_table.transform(runs).persist()
-        gap_table = events.transform(gaps, block_table).persist()
-        run_rows = run_table.collect()
-        missing = gap_table.agg(
-            *(F.count("*"), F.coalesce(F.sum("missing"), F.lit(0)), F.coalesce(F.max("last_missing"), F.lit(0)))
-        ).collect()[0]
-        _check_runs(run_rows, since)
-    of_queues = events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull())
+    with timed(progress, "brokers, runs and gaps"):
+        joined = join_histories(histories, since)
+        events = joined.events
+        run_table = joined.blocks.transform(runs).persist()
+        gap_table = events.transform(gaps, joined.blocks).persist()
+        run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))))
+        gap_rows = _by_broker(_count_gaps(gap_table))
+    names = [each.name for each in joined.brokers]
+    of_queues = events if queue is None else events.where(_is_queue(queue, len(names)) | F.col("queue").isNull())
     with timed(progress, "events of messages after their end"):
         mark_table = marks(run_table, gap_table).persist()
         end_table = after_ends(of_queues, _starts(mark_table))
@@ -96,29 +111,67 @@ def audit(
         commit_table = events.transform(commits).persist()
         rows = of_queues.transform(timeline, run_table, mark_table, commit_table, end_table)
         sweep_rows = rows.transform(sweep, stuck_seconds).persist()
-        counts = (
-            sweep_rows.where(F.col("row") == "finding")
-            .groupBy("kind")
-            .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
-            .collect()
-        )
+        counts = _by_broker(_count_findings(sweep_rows))
     with timed(progress, "the queues' tables"):
-        tables = _tables(sweep_rows, of_queues, gap_table)
-        cached = [all_blocks, run_table, gap_table, mark_table, commit_table, sweep_rows]
-        cached += [*(tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
-    findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
-    last = max(row["last_event"] for row in run_rows)
-    first_event = min(row["first_event"] for row in run_rows)
-    notes = _notes(run_rows, first_event, missing[0], earlier)
-    if stages is not None:
-        if earlier is not None:
-            since = earlier.next_at if since is None else max(since, earlier.next_at)
-        with timed(progress, "flows of stages"):
-            results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
-        tables |= results.tables
-        cached += results.cached
-        findings, notes = findings + results.findings, notes + results.notes
-    return AuditResults(tables, Verdict(last - first_event + 1 - missing[1], findings, notes), tuple(cached))
+        own_tables = _tables(sweep_rows, of_queues, gap_table)
+        cached = [run_table, gap_table, mark_table, commit_table, sweep_rows, *joined.cached]
+        cached += [*(own_tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
+        tables = {name: with_brokers(table, names) for name, table in own_tables.items()}
+        if joined.differences is not None:
+            tables["differences"] = joined.differences
+        differing = _count_differences(joined.differences)
+    verdicts = []
+    for number, broker in enumerate(joined.brokers):
+        gap = gap_rows.get(number, [_NO_GAP])[0]
+        findings = _findings({row["kind"]: row for row in counts.get(number, ())}, stuck_seconds)
+        findings += _difference_finding(differing.get(broker.name, 0))
+        first, last = _limits(run_rows[number])
+        notes = _notes(run_rows[number], first, gap["gaps"], broker)
+        if stages is not None:
+            with timed(progress, "flows of stages"):
+                results = _audit_stages(
+                    stages, broker, is_only=len(names) == 1, gap=gap["last"], queue=queue, since=since
+                )
+            cached += results.cached
+            findings, notes = findings + results.findings, notes + results.notes
+            _add_tables(tables, results.tables, broker.name)
+        verdict = Verdict(last - first + 1 - gap["missing"], findings, notes)
+        verdicts.append(BrokerVerdict(broker.name, broker.histories, verdict))
+    return AuditResults(tables, tuple(verdicts), tuple(cached))
+
+
+def _is_queue(queue: str, brokers: int) -> Column:
+    """Return whether an event is one of this queue of any broker."""
+    keys = [queue] if brokers == 1 else [queue_key(number, queue) for number in range(brokers)]
+    return F.col("queue").isin(*keys)
+
+
+_NO_GAP = {"gaps": 0, "missing": 0, "last": 0}
+
+
+def _count_gaps(gap_table: DataFrame) -> DataFrame:
+    """Return for each broker that has gaps their number, that of the missing events, and the last one of these."""
+    return gap_table.groupBy(broker_number(F.col("first_missing")).alias("number")).agg(
+        F.count("*").alias("gaps"),
+        F.sum("missing").alias("missing"),
+        own_number(F.max("last_missing")).alias("last"),
+    )
+
+
+def _count_findings(sweep_rows: DataFrame) -> DataFrame:
+    return (
+        sweep_rows.where(F.col("row") == "finding")
+        .groupBy(broker_number(F.col("event")).alias("number"), "kind")
+        .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
+    )
+
+
+def _by_broker(table: DataFrame) -> dict[int, list[Row]]:
+    """Return the rows of a table by the `number` of the broker."""
+    by_broker: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in table.collect():
+        by_broker[row["number"]].append(row)
+    return by_broker
 
 
 def _starts(marks: DataFrame) -> list[TimelineRow]:
@@ -127,20 +180,20 @@ def _starts(marks: DataFrame) -> list[TimelineRow]:
     return [TimelineRow(row["event"], row["at"], EventCode.RUN_STARTED, number=row["number"]) for row in starts]
 
 
-def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
-    """Check that there are events, and that this truenext can read their history version.
+def _audit_stages(
+    stages: DataFrame, broker: AuditedBroker, *, is_only: bool, gap: int, queue: str | None, since: datetime | None
+) -> StageResults:
+    events = broker.events if queue is None else broker.events.where(F.col("queue") == queue)
+    if broker.earlier is not None:
+        since = broker.earlier.next_at if since is None else max(since, broker.earlier.next_at)
+    return audit_stages(stages, events, broker=broker.identity, is_only=is_only, last_gap=gap, queue=queue, since=since)
 
-    Raises: ConfigurationError if there are none; HistoryError for another history version
-    """
-    if not run_rows:
-        raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
-    unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
-    if unknown:
-        raise HistoryError(
-            f"event {min(unknown):,} is of another history version; this truenext reads {OLDEST_HISTORY_VERSION} to "
-            f"{HISTORY_VERSION}: "
-            "use the truenext that wrote it"
-        )
+
+def _add_tables(tables: dict[str, DataFrame], of_broker: Mapping[str, DataFrame], broker: str) -> None:
+    """Add the rows of a broker's tables to `tables`."""
+    for name, table in of_broker.items():
+        named = table.select(F.lit(broker).alias("broker"), "*")
+        tables[name] = tables[name].unionByName(named) if name in tables else named
 
 
 _CACHED = ("starvation", "redelivery", "latency", "positions")
@@ -164,6 +217,21 @@ def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -
     for name in _CACHED:
         tables[name].persist().count()
     return tables
+
+
+def _count_differences(differences: DataFrame | None) -> dict[str, int]:
+    """Return for each broker how many events are not the same in its histories."""
+    if differences is None:
+        return {}
+    counts = differences.groupBy("broker").agg(F.count_distinct("event")).collect()
+    return dict(counts)
+
+
+def _difference_finding(count: int) -> tuple[FindingSummary, ...]:
+    if not count:
+        return ()
+    sentence = f"{count:,} events are not the same in all folders of this broker, or are missing in one."
+    return (FindingSummary("difference", count, sentence),)
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:
@@ -196,8 +264,17 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
     return tuple(found)
 
 
-def _notes(run_rows: list[Row], first_event: int, gap_count: int, earlier: EarlierBroker | None) -> tuple[str, ...]:
+def _limits(run_rows: Sequence[Row]) -> tuple[int, int]:
+    """Return the first and the last event of a broker's runs, by its own numbers."""
+    first, last = min(row["first_event"] for row in run_rows), max(row["last_event"] for row in run_rows)
+    return first & OWN_MASK, last & OWN_MASK
+
+
+def _notes(run_rows: Sequence[Row], first_event: int, gap_count: int, broker: AuditedBroker) -> tuple[str, ...]:
     notes = []
+    earlier = broker.earlier
+    if len(broker.histories) > 1:
+        notes.append(f"{' and '.join(broker.histories)} are one history; each event was judged once.")
     if earlier is not None:
         notes.append(
             f"Up to run {earlier.next_run - 1:,} the history is that of a broker with another identity, "

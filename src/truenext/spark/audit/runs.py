@@ -1,15 +1,17 @@
 """Parts of a history: blocks of events, runs of the broker, and gaps that crashes have left."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from truenext.errors import HistoryError
 from truenext.history.schema import DRAINED
 from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
+from truenext.spark.audit.broker_numbers import NUMBER_BITS, broker_number
 
 # Blocks of 65,536 event numbers: one pass over all events serves all tables about whole runs.
 
@@ -17,6 +19,13 @@ BLOCK_BITS = 16
 
 KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
 """Kinds of events that this version of the history has, as docs/reference/history.md lists them."""
+
+
+BLOCKS = (
+    "run bigint, block bigint, events bigint, first bigint, last bigint, last_at bigint, started_event bigint, "
+    "started_at bigint, stores array<string>, is_clean boolean, is_recovered boolean, unknown_event bigint"
+)
+"""Columns of blocks."""
 
 
 def block() -> Column:
@@ -70,24 +79,29 @@ class EarlierBroker(NamedTuple):
     """Time at which that run started."""
 
 
-def earlier_broker(blocks: DataFrame) -> EarlierBroker | None:
-    """Return the broker before that of the last run; None if one broker has all runs, as far as is known.
+def last_store(blocks: Iterable[Row]) -> str | None:
+    """Return the identity of the last run that names one; None if none does."""
+    return max(((row["run"], max(row["stores"])) for row in blocks if row["stores"]), default=(0, None))[1]
+
+
+def earlier_broker(blocks: Iterable[Row]) -> EarlierBroker | None:
+    """Return the broker before that of the last run; None if one broker has all runs, as far as is known. `blocks` are
+    rows from `blocks`.
 
     Raises: HistoryError if a run is there of two brokers
     """
-    named = blocks.where(F.size("stores") > 0).select("run", "started_at", "stores").orderBy("run").collect()
-    starts: list[tuple[int, int, str]] = []
-    for row in named:
+    starts: dict[int, tuple[int, str]] = {}
+    for row in blocks:
         for store in sorted(row["stores"]):
-            if starts and starts[-1][0] == row["run"]:
+            _, other = starts.setdefault(row["run"], (row["started_at"], store))
+            if store != other:
                 raise HistoryError(
-                    f"run {row['run']} is there twice, of the brokers with the identities {starts[-1][2]} and {store}: "
+                    f"run {row['run']} is there twice, of the brokers with the identities {other} and {store}: "
                     f"audit the history of each broker alone"
                 )
-            starts.append((row["run"], row["started_at"], store))
-    for before, after in reversed([*pairwise(starts)]):
-        if before[2] != after[2]:
-            return EarlierBroker(before[2], after[0], datetime.fromtimestamp(after[1] / 1e6, UTC))
+    for before, after in reversed([*pairwise(sorted(starts))]):
+        if starts[before][1] != starts[after][1]:
+            return EarlierBroker(starts[before][1], after, datetime.fromtimestamp(starts[after][0] / 1e6, UTC))
     return None
 
 
@@ -103,7 +117,7 @@ def runs(blocks: DataFrame) -> DataFrame:
     `previous_run` is the run before, `previous_at` the time of its last event. `next_event` and `next_at` are the start
     of the next run.
     """
-    order = Window.orderBy("run")
+    order = Window.partitionBy(broker_number(F.col("run"))).orderBy("run")
     return (
         blocks.groupBy("run")
         .agg(
@@ -141,9 +155,8 @@ def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
         .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))
         .select("before", F.col("event").alias("after"))
     )
-    between = whole.withColumn("before", F.lag("last").over(Window.orderBy("block"))).select(
-        "before", F.col("first").alias("after")
-    )
+    of_broker = Window.partitionBy(F.shiftright("block", NUMBER_BITS - BLOCK_BITS)).orderBy("block")
+    between = whole.withColumn("before", F.lag("last").over(of_broker)).select("before", F.col("first").alias("after"))
     return (
         inside.union(between)
         .where("after - before > 1")

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.model.events import BLOCKING, DELAYED, EXCLUSIVE, PULLING, WITH_EXPRESS, WITH_SELECTOR, WITH_STARTED
+from truenext.spark.audit.broker_numbers import broker_number, own_number
 from truenext.spark.audit.model import (
     AUTO_WINDOW,
     HAS_CAUSE,
@@ -72,7 +73,7 @@ def timeline(
         own = own.join(after_ends, "event", "left")
     else:
         own = own.withColumn("end_code", F.lit(None).cast("bigint"))
-    of_queues = marks.crossJoin(F.broadcast(own.select("queue").distinct()))
+    of_queues = marks_of_queues(marks, own)
     return (
         own.transform(_with_visibility, events, runs, commits)
         .select(*COLUMNS)
@@ -237,12 +238,20 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
+def marks_of_queues(marks: DataFrame, own: DataFrame) -> DataFrame:
+    """Return the `marks` of each broker for each of its queues. `own` are events of queues."""
+    queues = own.select("queue", broker_number(F.col("event")).alias("broker")).distinct()
+    return marks.withColumn("broker", broker_number(F.col("event"))).join(F.broadcast(queues), "broker")
+
+
 def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue."""
+    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue of their
+    broker."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
     # With the history complete from its first event on, no queue can have an unknown message.
-    whole = runs.agg(
-        (F.min("first_event") == 1).alias("from_first"),
+    broker = broker_number(F.col("run")).alias("broker")
+    whole = runs.groupBy(broker).agg(
+        (own_number(F.min("first_event")) == 1).alias("from_first"),
         (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
     )
     flags = (
@@ -253,7 +262,8 @@ def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
     )
     starts = (
         runs.where("started_event is not null")
-        .crossJoin(F.broadcast(whole))
+        .withColumn("broker", broker)
+        .join(F.broadcast(whole), "broker")
         .select(
             F.col("started_event").alias("event"),
             F.col("started_at").alias("at"),
@@ -268,7 +278,7 @@ def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         F.lit(0).alias("at"),
         F.lit(int(EventCode.GAP)).alias("code"),
     )
-    end = runs.agg(
+    end = runs.groupBy(broker).agg(
         (F.max("last_event") + 1).alias("event"),
         F.max_by("last_at", "last_event").alias("at"),
         F.lit(int(EventCode.FINISHED)).alias("code"),
