@@ -252,7 +252,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     folder = written(frame, [*right, old], tmp_path)
     with pytest.raises(HistoryError) as raised:
         audit_histories([folder])
-    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 13: use the "
+    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 14: use the "
     assert str(raised.value).startswith(expected)
 
 

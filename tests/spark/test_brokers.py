@@ -41,12 +41,12 @@ def found(results: AuditResults) -> dict[str, Counter[tuple[str, str]]]:
 
 
 def random_history(seed: int, store: str) -> list[Event]:
-    return of_run_starts(RandomHistory(seed, 80, faults=0.3).events, store)
+    return of_store(RandomHistory(seed, 80, faults=0.3).events, store)
 
 
-def of_run_starts(history: list[Event], store: str) -> list[Event]:
-    """Return the history with the identity in each start of a run."""
-    return [each | {"store": store} if each["kind"] == "run-started" else each for each in history]
+def of_store(history: list[Event], store: str) -> list[Event]:
+    """Return the history with the identity in each event."""
+    return [each | {"store": store} for each in history]
 
 
 @pytest.mark.alternates("whole audits")
@@ -71,11 +71,11 @@ def test_audit_of_several_brokers_finds_of_each_what_an_audit_of_it_alone_finds(
 
 @pytest.mark.alternates("whole audits")
 def test_histories_of_active_standby_and_restored_broker_are_each_judged_once(frame: Frame) -> None:
-    """The standby's folder lags behind; the restored broker's begins with events of the original."""
+    """The standby's folder begins later and lags behind; the restored broker's begins with events of the original."""
     active, wrong = serve(two_buckets, 1)
-    active = of_run_starts(active, FIRST)
+    active = of_store(active, FIRST)
     restored = restored_in_place(RESTORED)
-    histories = {"standby": active[:-30], "active": active, "restored": restored}
+    histories = {"standby": active[20:-30], "active": active, "restored": restored}
     results = audit_brokers([History(name, frame(events)) for name, events in histories.items()])
     assert [(each.broker, each.histories) for each in results.verdicts] == [
         (FIRST, ("standby", "active")),
@@ -97,7 +97,7 @@ def changed(history: list[Event], at: int, **columns: Any) -> list[Event]:
 @pytest.mark.alternates("whole audits")
 def test_event_that_differs_or_is_missing_in_a_folder_of_the_broker_is_a_finding(frame: Frame) -> None:
     right, _ = serve(true_next, 3, messages=20)
-    right = of_run_starts(right, FIRST)
+    right = of_store(right, FIRST)
     dispatched = [at for at, each in enumerate(right) if each["kind"] == "dispatched"]
     other = changed(right, dispatched[0], consumer=None, deliveries=None)
     other = [each for at, each in enumerate(other) if at != dispatched[1]]

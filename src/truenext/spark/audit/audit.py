@@ -184,7 +184,7 @@ def _audit_stages(
     stages: DataFrame, broker: AuditedBroker, *, is_only: bool, gap: int, queue: str | None, since: datetime | None
 ) -> StageResults:
     events = broker.events if queue is None else broker.events.where(F.col("queue") == queue)
-    if broker.earlier is not None:
+    if broker.earlier is not None and broker.earlier.next_at is not None:
         since = broker.earlier.next_at if since is None else max(since, broker.earlier.next_at)
     return audit_stages(stages, events, broker=broker.identity, is_only=is_only, last_gap=gap, queue=queue, since=since)
 

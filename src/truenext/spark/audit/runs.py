@@ -35,7 +35,7 @@ def block() -> Column:
 def blocks(events: DataFrame) -> DataFrame:
     """Return one row for each run and block of 65,536 event numbers, with `events`, `first`, `last`, `last_at`,
     `started_event`, `started_at`, `stores`, `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns;
-    `stores` are the identities that a start in this block names."""
+    `stores` are the identities that events of the block name."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(
@@ -45,7 +45,7 @@ def blocks(events: DataFrame) -> DataFrame:
         F.max_by(at, "event").alias("last_at"),
         F.min(F.when(is_started, F.col("event"))).alias("started_event"),
         F.min(F.when(is_started, at)).alias("started_at"),
-        F.collect_set(F.when(is_started, F.col("store"))).alias("stores"),
+        F.collect_set("store").alias("stores"),
         # As a boolean: for a string Spark would sort all events.
         F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
         F.bool_or(~F.col("kind").isin("run-started", "recovered")).alias("is_recovered"),
@@ -75,8 +75,8 @@ class EarlierBroker(NamedTuple):
     """Identity of the earlier broker."""
     next_run: int
     """First run that is not the earlier broker's."""
-    next_at: datetime
-    """Time at which that run started."""
+    next_at: datetime | None
+    """Time at which that run started; None if its start is not in the history any more."""
 
 
 def last_store(blocks: Iterable[Row]) -> str | None:
@@ -90,18 +90,22 @@ def earlier_broker(blocks: Iterable[Row]) -> EarlierBroker | None:
 
     Raises: HistoryError if a run is there of two brokers
     """
-    starts: dict[int, tuple[int, str]] = {}
+    stores: dict[int, str] = {}
+    starts: dict[int, int] = {}
     for row in blocks:
+        run = row["run"]
+        if row["started_at"] is not None:
+            starts[run] = row["started_at"]
         for store in sorted(row["stores"]):
-            _, other = starts.setdefault(row["run"], (row["started_at"], store))
-            if store != other:
+            if stores.setdefault(run, store) != store:
                 raise HistoryError(
-                    f"run {row['run']} is there twice, of the brokers with the identities {other} and {store}: "
+                    f"run {run} is there twice, of the brokers with the identities {stores[run]} and {store}: "
                     f"audit the history of each broker alone"
                 )
-    for before, after in reversed([*pairwise(sorted(starts))]):
-        if starts[before][1] != starts[after][1]:
-            return EarlierBroker(starts[before][1], after, datetime.fromtimestamp(starts[after][0] / 1e6, UTC))
+    for before, after in reversed([*pairwise(sorted(stores))]):
+        if stores[before] != stores[after]:
+            started_at = datetime.fromtimestamp(starts[after] / 1e6, UTC) if after in starts else None
+            return EarlierBroker(stores[before], after, started_at)
     return None
 
 
