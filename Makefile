@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo console say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark audit freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages cluster
+.PHONY: help setup demo console say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark audit follow freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages cluster
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -145,6 +145,10 @@ load: .venv/spark ## Everything at once for ten minutes, with two ends of the br
 
 audit: .venv/spark ## Random histories, audited whole and in sections, and judged naively: 5,000 (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$(or $(EXAMPLES),5000) $(PYTEST) --numprocesses 2 tests/spark/test_queue_audit.py tests/spark/test_cuts.py
+	TRUENEXT_DRAW=all TRUENEXT_AUDITS=5 $(PYTEST) tests/spark/test_sections.py
+
+follow: .venv/spark ## An audit that follows, killed at each of its steps, with planted violations: each is told once
+	TRUENEXT_DRAW=all TRUENEXT_FOLLOW=1 TRUENEXT_KILLS=1 $(PYTEST) -s tests/spark/test_follow.py tests/spark/test_history_source.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py

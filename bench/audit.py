@@ -44,22 +44,37 @@ def main() -> None:
         started = time.perf_counter()
         run_audit([folder], master=options.master, out=Path(temporary) / "out")
         print(f"{time.perf_counter() - started:.1f} s in all, start of Spark and report included")
+        print(f"{processor_time():.1f} s of processor time of all processes")
         print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
 
 
 def peak_memory() -> int:
     """Return the sum in KiB of the peak resident memory of this process and its running descendants."""
-    parents: dict[int, int] = {}
-    peaks: dict[int, int] = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
+    peaks = 0
+    for pid in _own_processes():
         with suppress(OSError):
-            found = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-            parents[int(found["Pid"])] = int(found["PPid"])
-            peaks[int(found["Pid"])] = int(found.get("VmHWM", "0").split()[0])
-    own_pids = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in own_pids} - own_pids:
-        own_pids |= more
-    return sum(peaks[pid] for pid in own_pids)
+            status = (Path("/proc") / str(pid) / "status").read_text()
+            found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            peaks += int(found.get("VmHWM", "0").split()[0])
+    return peaks
+
+
+def processor_time() -> float:
+    """Return the seconds of processor time of this process, its descendants, and those of them that have ended."""
+    ticks = sum(sum(map(int, fields[11:15])) for fields in _own_processes().values())
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_processes() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat behind the name, from the state on, of this process and its descendants."""
+    fields: dict[int, list[str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
+    own = {os.getpid()}
+    while more := {pid for pid, each in fields.items() if int(each[1]) in own} - own:
+        own |= more
+    return {pid: fields[pid] for pid in own}
 
 
 def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:
@@ -75,19 +90,39 @@ def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int)
     names = np.array([f"orders.{each:03d}" for each in range(queues)])
     target = folder / "history" / "events" / "date=2026-09-21"
     target.mkdir(parents=True)
-    head = {"event": [1], "run": [1], "kind": ["run-started"], "reason": ["clean"], "at": [_EPOCH]}
-    _write(target / "0000.parquet", head)
+    _write(target / "0000.parquet", _head(names))
     rounds_per_file = max(1, _FILE_ROWS // per_round)
     for part, first in enumerate(range(0, rounds, rounds_per_file)):
         count = min(rounds_per_file, rounds - first)
         _write(target / f"{part + 1:04d}.parquet", _rounds(numbers, names, shares, first, count))
 
 
+def _head(names: np.ndarray) -> dict[str, object]:
+    """Return the start of the broker, and the subscription of a consumer to each queue."""
+    count = len(names) + 1
+    event = np.arange(1, count + 1)
+    return {
+        "event": event,
+        "run": np.ones(count, np.int32),
+        "at": _EPOCH + event * 20,
+        "kind": ["run-started"] + ["subscribed"] * len(names),
+        "reason": ["clean"] + [None] * len(names),
+        "queue": [None, *names],
+        "mode": [None] + ["auto"] * len(names),
+        "consumer": [None, *_consumers(np.arange(len(names)))],
+    }
+
+
+def _consumers(queues: np.ndarray) -> np.ndarray:
+    """Return the number of each queue's consumer."""
+    return queues + 7
+
+
 def _rounds(
     numbers: np.random.Generator, names: np.ndarray, shares: np.ndarray, first: int, count: int
 ) -> dict[str, object]:
     wide, per_round = _WINDOW, 3 * _WINDOW + 1
-    queue = names[numbers.choice(len(names), count, p=shares)]
+    queue = numbers.choice(len(names), count, p=shares)
     priority = numbers.choice([9, 4, 0], (count, wide), p=[0.2, 0.6, 0.2])
     persistent = numbers.random((count, wide)) < 0.5
     batch = first + 1 + np.arange(count)
@@ -101,7 +136,7 @@ def _rounds(
     kind = np.tile(
         np.array(["accepted"] * wide + ["committed"] + ["dispatched", "acknowledged"] * wide), (count, 1)
     ).ravel()
-    event = 2 + first * per_round + np.arange(count * per_round)
+    event = 2 + len(names) + first * per_round + np.arange(count * per_round)
     batches = np.hstack(
         [np.where(persistent, batch[:, None], 0), batch[:, None], np.hstack([nothing, nothing])]
     ).ravel()
@@ -114,13 +149,13 @@ def _rounds(
         "run": np.ones(len(event), np.int32),
         "at": _EPOCH + event * 20,
         "kind": kind,
-        "queue": pa.array(np.repeat(queue, per_round), mask=is_commit),
+        "queue": pa.array(np.repeat(names[queue], per_round), mask=is_commit),
         "sequence": pa.array(sequences, mask=is_commit),
         "priority": pa.array(priorities.astype(np.int8), mask=~is_accept),
         "persistent": pa.array(np.hstack([persistent, one > 0, nothing > 0, nothing > 0]).ravel(), mask=~is_accept),
         "size": pa.array(np.full(len(event), 1024, np.int32), mask=~is_accept),
         "batch": pa.array(batches, mask=is_delivery),
-        "consumer": pa.array(np.full(len(event), 7), mask=~is_delivery),
+        "consumer": pa.array(np.repeat(_consumers(queue), per_round), mask=kind != "dispatched"),
         "deliveries": pa.array(np.ones(len(event), np.int32), mask=kind != "dispatched"),
     }
 
@@ -139,6 +174,7 @@ _TYPES = {
     "consumer": pa.int64(),
     "deliveries": pa.int32(),
     "reason": pa.string(),
+    "mode": pa.string(),
 }
 
 

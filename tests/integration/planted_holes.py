@@ -359,6 +359,14 @@ def a_close_needs_no_admin(patch: Patch) -> None:
     patch.setitem(access.VERB_CHECKS, "close", access._allow_verb)
 
 
+def a_history_needs_no_monitor(patch: Patch) -> None:
+    patch.setitem(access.VERB_CHECKS, "history", access._allow_verb)
+
+
+def causes_in_a_history_need_no_admin(patch: Patch) -> None:
+    patch.setattr(UserSessions, "is_admin", UserSessions.sees_all)
+
+
 def security_events_need_no_admin(patch: Patch) -> None:
     patch.setitem(access.VERB_CHECKS, "security", access._require_monitor)
 

@@ -1035,6 +1035,7 @@ BROKER = [
         prepare=fill,
         check=is_performed,
     ),
+    row("history", "history", "monitor", lambda c: expect(c.ask("history")["error"], ""), check=is_performed),
     row("status", "status", "monitor", lambda c: c.ask("status")["memory"], check=is_performed),
     row("connections", "connections", "monitor", lambda c: c.ask("connections")[0], check=is_performed),
     row("close", "close", "admin", ask_to_close, check=is_performed),

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contract.naive_history import read
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.openwire.test_raw_connections import JmsClient
 from tests.integration.raw_client import TRUENEXT_CLIENT
 from tests.integration.test_grants import PASSWORD, SHARED_PASSWORD, RequestRefused, UserClient, UserText
 from tests.integration.test_logins import code_of, login_answer
+from truenext.model.events import FILE
 from truenext.model.limits import SECURITY_EVENTS_MAX
 from truenext.wire.openwire.structures import ConnectionErrorInfo
 
@@ -412,6 +415,102 @@ def test_cut_connection_is_not_listed_and_cannot_be_closed(broker: InspectedBrok
     with pytest.raises(RequestRefused) as refused:
         boss.ask("close", {"connection": name})
     assert refused.value.code == "not-found"
+
+
+# ---- History ----
+
+
+def piece_of(client: UserClient, after: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the answer to `history`, and the events in it."""
+    answer = client.ask("history", {"after": after})
+    content = b64decode(answer["content"])
+    assert not answer["error"] and not answer["arrow"]
+    return answer, list(read(content[FILE.size :]))
+
+
+def follow(client: UserClient, after: int, is_last: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Return the events behind an event, up to one."""
+    events: list[dict[str, Any]] = []
+
+    def has_all() -> bool:
+        nonlocal after
+        answer, found = piece_of(client, after)
+        events.extend(each for each in found if each["event"] > after)
+        after = answer["end"] - 1
+        return any(map(is_last, events))
+
+    await_true(has_all)
+    return events
+
+
+def test_history_is_followed_piece_by_piece(broker: InspectedBroker) -> None:
+    # C32.17
+    watchman, shop = broker.login("watchman"), broker.login("shop")
+    extent = watchman.ask("history")
+    assert (extent["content"], extent["end"]) == ("", extent["next"]) and extent["first"] == 1
+    after = extent["next"] - 1
+    shop.send("orders.new", b"seen", priority=7, confirmed=True)
+    events = follow(watchman, after, lambda each: each["kind"] == "accepted" and each["priority"] == 7)
+    assert [each["event"] for each in events] == list(range(after + 1, after + 1 + len(events)))
+    assert {each["queue"] for each in events if "queue" in each} == {"orders.new"}
+    assert watchman.ask("history")["next"] > after + 1
+    assert watchman.ask("history", {"after": 1 << 40})["content"] == ""
+
+
+def test_history_has_causes_for_admins_alone(broker: InspectedBroker) -> None:
+    # C32.17
+    boss, watchman, shop = broker.login("boss"), broker.login("watchman"), broker.login("shop")
+    after = boss.ask("history")["next"] - 1
+    shop.send("orders.new", b"x", confirmed=True)
+    shop.subscribe("orders.new")
+    shop.nack(shop.message(), headers={"truenext-cause": "a secret cause"}, confirmed=True)
+
+    def causes(client: UserClient) -> set[str]:
+        events = follow(client, after, lambda each: each["kind"] == "returned")
+        return {each["cause"] for each in events if "cause" in each}
+
+    assert causes(boss) == {"a secret cause"}
+    assert causes(watchman) == {""}
+
+
+def test_only_users_with_the_right_monitor_see_the_history(broker: InspectedBroker) -> None:
+    # C32.17
+    for user in USERS:
+        client = broker.login(user)
+        if user in SEES_ALL:
+            client.ask("history", {"after": 0})
+        else:
+            with pytest.raises(RequestRefused) as refused:
+                client.ask("history", {"after": 0})
+            assert refused.value.code == "forbidden"
+
+
+@pytest.mark.parametrize("body", [{"after": -1}, {"after": "1"}, {"behind": 1}, {"after": 1 << 64}])
+def test_history_with_a_wrong_body_is_refused(broker: InspectedBroker, body: dict[str, Any]) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        broker.login("boss").ask("history", body)
+    assert refused.value.code == "control-request"
+
+
+def test_history_of_a_broker_without_one_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    # C32.17
+    with BrokerProcess(tmp_path, ["--no-history"]).running() as broker, pytest.raises(AssertionError, match="history"):
+        broker.control_request("history")
+
+
+def test_first_request_for_a_history_alone_is_logged(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path)
+    (tmp_path / "truenext.toml").write_text('[broker]\nlog_level = "info"\n')
+    with broker.running():
+        for user in ("watchman", "boss"):
+            client = broker.login(user)
+            for after in range(3):
+                client.ask("history", {"after": after})
+        client.ask("status")
+        lines = [line for line in broker.log.splitlines() if "control request" in line]
+        assert [user for line in lines for user in ("watchman", "boss") if user in line] == ["watchman", "boss", "boss"]
+        assert not events_of(client, event="control request")
+        broker.close_clients()
 
 
 # ---- Security events ----

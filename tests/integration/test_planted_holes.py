@@ -317,6 +317,10 @@ CHECKS: dict[Hole, Check] = {
     planted_holes.a_backup_needs_no_admin: of_matrix("backup", "all but admin"),
     planted_holes.connections_need_no_monitor: of_matrix("connections", "all but monitor"),
     planted_holes.a_close_needs_no_admin: of_matrix("close", "all but admin"),
+    planted_holes.a_history_needs_no_monitor: of_matrix("history", "all but monitor"),
+    planted_holes.causes_in_a_history_need_no_admin: of_inspection(
+        test_inspection.test_history_has_causes_for_admins_alone
+    ),
     planted_holes.security_events_need_no_admin: of_matrix("security", "all but admin"),
     planted_holes.a_queue_is_inspected_without_a_right_on_it: of_inspection(
         lambda broker: test_inspection.test_user_with_any_right_on_a_queue_may_inspect_the_queue_and_others_may_not(

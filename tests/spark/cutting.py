@@ -29,7 +29,7 @@ class Outcome:
 
     def __init__(self, audits: Sequence[QueueAudit]) -> None:
         findings = [*chain.from_iterable(each.findings for each in audits)]
-        findings += join_idle_times([each.edges for each in audits], STUCK_US)
+        findings += join_idle_times([each.edges for each in audits], STUCK_US)[0]
         self.findings = sorted(map(structs.astuple, findings), key=repr)
         self.finished = sorted((_reported(message) for each in audits for message in each.finished), key=repr)
         mask = depth_mask(audits[-1].tick)

@@ -529,7 +529,7 @@ class Judge:
                 self.lost_at.add(recovered["event"])
             elif own or next_start is not None:
                 self.lost_before.add(last)
-        whole = self.events[0]["event"] == 1 and self.runs == list(range(self.runs[0], self.runs[-1] + 1))
+        whole = self.events[0]["event"] == 1 and all(run in self.runs for run in range(self.runs[0], start["run"]))
         if recovered and whole and count > len(certain) + len(perhaps):
             self.found["resurrected", queue] += count - len(certain) - len(perhaps)
 

@@ -52,7 +52,6 @@ def _rows_of(events: list[Event]) -> list[dict[str, Any]]:
     queues = sorted({each["queue"] for each in events if each["queue"]})
     runs = sorted({each["run"] for each in events})
     starts = {each["run"]: each for each in events if each["kind"] == "run-started"}
-    is_whole = events[0]["event"] == 1 and runs == list(range(runs[0], runs[-1] + 1))
     rows = []
 
     def row(event: int, code: EventCode, queue: str, **columns: Any) -> None:
@@ -79,6 +78,7 @@ def _rows_of(events: list[Event]) -> list[dict[str, Any]]:
             flags = int(StartFlag.CLEAN) if each["reason"] == "clean" else 0
             flags += int(StartFlag.CONTINUED) if each["run"] - 1 in runs else 0
             others = {other["kind"] for other in events if other["run"] == each["run"]} - {"run-started", "recovered"}
+            is_whole = events[0]["event"] == 1 and all(run in runs for run in range(runs[0], each["run"]))
             flags += (int(StartFlag.RECOVERED) if others else 0) + (int(StartFlag.COMPLETE) if is_whole else 0)
             for queue in queues:
                 row(

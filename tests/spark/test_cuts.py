@@ -221,7 +221,7 @@ FAULTS = [
     Fault("doubt forgotten", Lifetime, "_after_mark", "_set_state(message, DOUBTFUL)", "pass"),
     Fault("missing run forgotten", Lifetime, "_after_start", "return None\n    if", "pass\n    if"),
     Fault("loss forgotten", sections_module, "_not_recovered", "if found == lost", "if True or found == lost"),
-    Fault("gap after a start forgotten", sections_module, "_is_known", "row.code != EventCode.GAP and ", ""),
+    Fault("gap after a start forgotten", sections_module, "is_known", "row.code != EventCode.GAP and ", ""),
     Fault("end of a consumer forgotten", Subscription, "_apply", "known[-1].has_ended = True", "pass"),
     Fault("requests forgotten", sections_module, "_change", "consumer.requested = row.number", "pass"),
     Fault("windows forgotten", sections_module, "_change", "consumer.window = row.number", "pass"),

@@ -174,8 +174,8 @@ def test_planted_fault_in_the_end_of_a_message_is_seen(fault: Fault) -> None:
 def test_events_after_ends_are_handed_on_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(after_end, "ROWS_PER_BATCH", 2)
     codes = [EventCode.ACCEPTED, EventCode.ACKNOWLEDGED, EventCode.DISPATCHED]
-    names = ["queue", "sequence", "event", "code", "number", "persistent"]
-    rows = [("a", 1 + n // 3, n, int(codes[n % 3]), 4, True) for n in range(15)]
+    names = ["queue", "sequence", "event", "code", "number", "persistent", "payload"]
+    rows = [("a", 1 + n // 3, n, int(codes[n % 3]), 4, True, None) for n in range(15)]
     batch = pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
     found = [each.to_pydict() for each in after_end._follow([batch], [], {})]
     assert [each["event"] for each in found] == [[2, 5], [8, 11], [14]]

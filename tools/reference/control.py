@@ -14,6 +14,7 @@ from truenext.broker import (
     connection_request,
     drain,
     failover_request,
+    history_request,
     producer_request,
     queue_details,
     security_log,
@@ -93,6 +94,11 @@ _INSPECTIONS: dict[str, tuple[Callable[..., object], type[Struct] | None, *tuple
         connection_list.ConnectionList.close,
         connection_list.CloseRequest,
         connection_list.CloseReport,
+    ),
+    history_request.VERB: (
+        history_request.HistoryRequests.make_piece,
+        history_request.HistoryRequest,
+        history_request.HistoryPiece,
     ),
     security_log.VERB: (security_log.RecentEvents.report, None, control_answers.SecurityEvent),
 }

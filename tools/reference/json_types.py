@@ -15,7 +15,7 @@ from tools.reference.limits import with_values
 from tools.reference.markdown import code, paragraphs, table
 from tools.reference.members import members_of
 
-_PLAIN = {str: "text", int: "number", float: "number", bool: "true or false"}
+_PLAIN = {str: "text", bytes: "text in base64", int: "number", float: "number", bool: "true or false"}
 _VALUES = {"None": "`null`", "True": "`true`", "False": "`false`"}
 
 

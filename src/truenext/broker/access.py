@@ -18,6 +18,7 @@ from truenext.broker import (
     connection_request,
     drain,
     failover_request,
+    history_request,
     producer_request,
     queue_details,
     security_log,
@@ -350,6 +351,7 @@ def _require_on_scheduled(user: User, right: Right, to: str | None) -> None:
 VERB_CHECKS: dict[str, VerbCheck] = {
     "queues": _allow_verb,
     "status": _require_monitor,
+    history_request.VERB: _require_monitor,
     "reload": _require_admin,
     failover_request.VERB: _require_admin,
     backup_request.VERB: _require_admin,
@@ -392,6 +394,7 @@ def _may_see_name(user: User, name: str) -> bool:
 _READING = {
     "queues",
     "status",
+    history_request.VERB,
     "dead-letters",
     "scheduled",
     queue_details.CONSUMERS_VERB,

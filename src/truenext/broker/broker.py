@@ -36,6 +36,7 @@ from truenext.broker.drain import Drain
 from truenext.broker.event_loop import Alarm, SlicedWork
 from truenext.broker.execution import Execution
 from truenext.broker.health import BrokerFacts, BrokerState
+from truenext.broker.history_request import HistoryRequests
 from truenext.broker.pager import Pager
 from truenext.broker.peer import Peer, PendingCommand, WaitsFor
 from truenext.broker.rates import Rates
@@ -99,6 +100,9 @@ class Broker:
         """Silence of the broker; None if it has no log, so that it is never silent."""
         self._history = history
         self._backups = backups or Backups()
+        self._history_requests = HistoryRequests(
+            None if history is None else history.folder, loop, lambda: self._commit_state.events.next_event
+        )
         self._loop = loop
         self._clock_ns = clock_ns
         self._monotonic_ns = monotonic_ns
@@ -183,6 +187,7 @@ class Broker:
             self.drain,
             self._loop.time,
             self._backups,
+            self._history_requests,
             query_context=partial(
                 QueryContext,
                 self._engine,
@@ -297,6 +302,7 @@ class Broker:
         Raises: StoreError if the store cannot be written.
         """
         prepare_compiler()
+        self._history_requests.identity = identity
         self._tick()
         epoch = 0 if self._log is None else self._log.status.epoch
         self._engine.lifespan.start(after_clean_stop=after_clean_stop, epoch=epoch, identity=identity)
@@ -344,6 +350,7 @@ class Broker:
         self._alarm.cancel()
         self.users.close()
         self._backups.close()
+        self._history_requests.close()
         self.pager.close()
         self.committer.close()
 

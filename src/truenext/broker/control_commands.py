@@ -4,7 +4,7 @@ bulk work                    done in pieces, by the engine
 pause, resume                done at once, answered when the change is durable
 producer, failover, backup, close, policy, security
                              answered at once
-connection, drain, connections, consumers, queries
+connection, drain, connections, consumers, history, queries
                              answered later, as the answer may take long to make: control_requests.py
 """
 
@@ -20,6 +20,7 @@ from truenext.broker import (
     control,
     drain,
     failover_request,
+    history_request,
     producer_request,
     queue_details,
     security_log,
@@ -62,6 +63,7 @@ class ControlCommands:
         broker_drain: Drain,
         time: Callable[[], float],
         backups: Backups,
+        history: history_request.HistoryRequests,
         *,
         query_context: Callable[[MaySee, bytes], control.QueryContext],
         connections: ConnectionList,
@@ -74,6 +76,7 @@ class ControlCommands:
         self._engine = engine
         self._users = users
         self._drain = broker_drain
+        self._history = history
         self._query_context = query_context
         self._connections = connections
         self._schedule_turn = schedule_turn
@@ -125,6 +128,10 @@ class ControlCommands:
         elif request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
             self.requests.add(session, request, about=session)
+        elif request.verb == history_request.VERB:
+            self._history.require()
+            after, is_admin = history_request.parse_history_request(request.body).after, self._users.is_admin(session)
+            self.requests.add_other(session, request, partial(self._history.begin, after, with_causes=is_admin))
         elif request.verb == drain.VERB:
             self.requests.add(session, request, name=self._drain.execute(request))
         else:

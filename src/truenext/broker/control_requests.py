@@ -10,6 +10,7 @@ Source: docs/decisions/0037-asking-a-full-broker.md
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator
+from functools import partial
 from io import BytesIO
 
 import msgspec
@@ -94,13 +95,7 @@ class ControlRequests:
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
-        if self._pending_counts[session] >= PIECES_MAX:
-            raise RemoteProtocolError(
-                f"{request.verb}: {PIECES_MAX} control requests of this connection have no answer yet, the most "
-                "allowed: wait for an answer",
-                Code.LIMIT,
-            )
-        self._pending_counts[session] += 1
+        self._count_request(session, request)
         key = name or request.verb, about, body
         if key in self._waiting:
             self._waiting[key].append((session, request))
@@ -108,16 +103,44 @@ class ControlRequests:
             self._waiting[key] = [(session, request)]
             self._sliced_work.add(self._make_answer(key))
 
+    def add_other(
+        self, session: ConnectionState, request: ControlRequest, begin: Callable[[Callable[[bytes], None]], object]
+    ) -> None:
+        """Add a request whose answer is made elsewhere. `begin` is called after all other work, with the function that
+        sends the answer.
+
+        Raises: RemoteProtocolError if the connection waits for too many answers
+        """
+        self._count_request(session, request)
+        self._sliced_work.add(self._begin(partial(begin, partial(self._answer, session, request))))
+
+    def _begin(self, begin: Callable[[], object]) -> Steps:
+        begin()
+        yield
+
+    def _count_request(self, session: ConnectionState, request: ControlRequest) -> None:
+        """Raises: RemoteProtocolError if the connection waits for too many answers"""
+        if self._pending_counts[session] >= PIECES_MAX:
+            raise RemoteProtocolError(
+                f"{request.verb}: {PIECES_MAX} control requests of this connection have no answer yet, the most "
+                "allowed: wait for an answer",
+                Code.LIMIT,
+            )
+        self._pending_counts[session] += 1
+
     def _make_answer(self, key: _Key) -> Steps:
         requests = self._waiting.pop(key)
         body = yield from self._start(*key)
         for session, request in requests:
-            if len(body) > SMALL_ANSWER_BYTES or any(one[0] is session for one in self._finished):
-                self._finished.append((session, request, body))
-                self._send_large()
-            else:
-                self._send(session, request, body)
+            self._answer(session, request, body)
             yield
+
+    def _answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> None:
+        if len(body) > SMALL_ANSWER_BYTES or any(one[0] is session for one in self._finished):
+            self._finished.append((session, request, body))
+            self._send_large()
+        else:
+            self._send(session, request, body)
 
     def _send_large(self) -> None:
         while self._finished:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from truenext.broker import access, connection_request, producer_request
+from truenext.broker import access, connection_request, history_request, producer_request
 from truenext.broker.connection_ids import ConnectionIds
 from truenext.broker.logins import WRONG_CERTIFICATE, WRONG_LOGIN, Logins
 from truenext.broker.peer import Peer
@@ -71,6 +71,8 @@ class UserSessions:
         temporary queues or topics are left out, because each SEND to these is checked."""
         self._checked_logins: dict[ConnectionState, str] = {}
         """Credential of each login that was checked and is not executed yet; "" if the login is wrong."""
+        self._followers: set[ConnectionState] = set()
+        """Open connections whose first request for a piece of the history was logged."""
         self._failed_logins: set[ConnectionState] = set()
         """Open connections whose failed login was logged."""
         self._logins = None if users is None else Logins(users, loop)
@@ -97,9 +99,16 @@ class UserSessions:
         user = self.user_of(session)
         return self._logins is None or (user is not None and user.is_monitor)
 
+    def is_admin(self, session: ConnectionState) -> bool:
+        """Return whether a connection may do all that the right `admin` allows: its user has this right, or the broker
+        has no users."""
+        user = self.user_of(session)
+        return self._logins is None or (user is not None and user.is_admin)
+
     def remove(self, session: ConnectionState) -> None:
         """Forget a closed connection, and the rights to reply to its temporary queues and topics."""
         self._users.pop(session, None)
+        self._followers.discard(session)
         self._last_targets.pop(session, None)
         self._checked_logins.pop(session, None)
         self._failed_logins.discard(session)
@@ -277,7 +286,12 @@ class UserSessions:
         return action if check is access.check_nothing else checked_action
 
     def note_control_request(self, session: ConnectionState, request: ControlRequest) -> None:
-        """Log a control request that was executed, and remember one that may change something."""
+        """Log a control request that was executed, and remember one that may change something. Of a connection that
+        follows the history only the first such request is logged: it makes several in a second."""
+        if request.verb == history_request.VERB:
+            if session in self._followers:
+                return
+            self._followers.add(session)
         if not (request.verb in (connection_request.VERB, producer_request.VERB) or access.is_poll(request)):
             # The first two are requests of client libraries, made without their programs, about their own connections.
             user, target = self.name_of(session), access.target_of(request)

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from truenext.cli.connection import credentials_options
 from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, LocationParam, seconds_option
+from truenext.cli.values import SPARK_MASTER, TEXT, URL, LocationParam, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=LocationParam(exists=True, file_okay=False))
+@click.argument("folders", metavar="DIR...", nargs=-1, type=LocationParam(exists=True, file_okay=False))
 @click.option(
     "--master",
     type=SPARK_MASTER,
@@ -33,8 +34,33 @@ from truenext.errors import ConfigurationError, TruenextError
     type=LocationParam(exists=True, file_okay=False),
     help="Folder into which a service of stages wrote its events (truenext stages run --events). May be repeated.",
 )
+@click.option(
+    "--state",
+    metavar="DIR",
+    type=PathParam(file_okay=False),
+    help="Keep the end of this audit in this folder. The next audit with it begins there: each event is judged once.",
+)
 @click.option("--out", type=LocationParam(file_okay=False), help="Write the tables and a page into this folder.")
-def audit(folders: tuple[Path, ...], **options: Any) -> None:
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Go on with the history while it grows, until Ctrl-C. Needs --state and --out. Each finding is a row of a "
+    "table, and a line on standard error.",
+)
+@click.option(
+    "--broker",
+    metavar="URL",
+    type=URL,
+    help="With --follow: broker that runs. Its history is read if no DIR is named, and it gets the findings.",
+)
+@click.option(
+    "--report-to",
+    metavar="QUEUE",
+    type=TEXT,
+    help="With --follow: send each finding to this queue of --broker, once, as JSON.",
+)
+@credentials_options
+def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.
 
     DIR is a broker's data folder, a copy of its history, a folder that `truenext record` wrote, or a folder or address
@@ -42,8 +68,14 @@ def audit(folders: tuple[Path, ...], **options: Any) -> None:
     by side on one page. Folders of one broker, such as those of an active broker and its standby, are one history.
     Exits 0 if the contract held at all brokers, 1 if not, 2 if the audit failed.
     """
+    followed = {name: options.pop(name) for name in ("broker", "report_to", "credentials")}
+    if follow:
+        options = _options_of_follow(folders, options) | followed
+    elif not folders or followed["broker"] or followed["report_to"]:
+        raise click.UsageError("name a folder with a history; --broker and --report-to are for --follow alone")
     try:
         from truenext.spark.audit.command import run_audit
+        from truenext.spark.audit.follow import run_follow
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
@@ -51,7 +83,7 @@ def audit(folders: tuple[Path, ...], **options: Any) -> None:
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
-        verdicts = run_audit(folders, **options)
+        verdicts = [run_follow(folders, **options)] if follow else run_audit(folders, **options)
     except TruenextError as error:
         raise NoAnswerFailure(error) from error
     except Exception as error:
@@ -59,3 +91,17 @@ def audit(folders: tuple[Path, ...], **options: Any) -> None:
         traceback.print_exc()
         raise SystemExit(NO_ANSWER) from error
     raise SystemExit(0 if all(verdict.has_contract_held for verdict in verdicts) else 1)
+
+
+def _options_of_follow(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that an audit has which follows a history.
+
+    Raises: click.UsageError if one is missing or cannot be used
+    """
+    if len(folders) > 1:
+        raise click.UsageError("--follow needs the history of exactly one broker: name one folder, or --broker")
+    if options["since"] is not None or options["stages"]:
+        raise click.UsageError("--follow judges all new events, and no stages: leave out --since and --stages")
+    if options["state"] is None or options["out"] is None:
+        raise click.UsageError("--follow needs two folders: --state for its progress, --out for the tables of findings")
+    return {name: value for name, value in options.items() if name not in ("since", "stages")}

@@ -85,14 +85,7 @@ def chunks_of(data: bytes, name: Path | str) -> Iterator[HistoryChunk]:
     content = memoryview(data)
     if len(content) < FILE.size:
         return
-    magic, version, _ = FILE.unpack_from(content)
-    if magic != MAGIC:
-        raise HistoryError(f"{name} is not a history file")
-    if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
-        raise HistoryError(
-            f"{name} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
-            "use the truenext that wrote it"
-        )
+    check_file_header(content, name)
     at: int | None = FILE.size
     while at is not None and at < len(content):
         chunk = chunk_at(content, at)
@@ -101,6 +94,21 @@ def chunks_of(data: bytes, name: Path | str) -> Iterator[HistoryChunk]:
         else:
             yield chunk
             at = chunk.end
+
+
+def check_file_header(content: bytes | memoryview, name: Path | str) -> None:
+    """Check the header of a history file.
+
+    Raises: HistoryError if it is no history file, or of another version
+    """
+    magic, version, _ = FILE.unpack_from(content)
+    if magic != MAGIC:
+        raise HistoryError(f"{name} is not a history file")
+    if not OLDEST_HISTORY_VERSION <= version <= HISTORY_VERSION:
+        raise HistoryError(
+            f"{name} has history version {version}; this truenext reads {OLDEST_HISTORY_VERSION} to {HISTORY_VERSION}: "
+            "use the truenext that wrote it"
+        )
 
 
 def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:

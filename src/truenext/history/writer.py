@@ -42,7 +42,7 @@ class HistoryWriter:
 
         Raises: HistoryError if the folder cannot be created or read, or its last file cannot be continued
         """
-        self._folder = folder
+        self.folder = folder
         self._on_rotate = on_rotate
         self._on_write_error = on_write_error
         self._file = -1
@@ -125,12 +125,12 @@ class HistoryWriter:
         self._is_cut = False
         if self._file < 0:
             return
-        aside = self._folder.with_name(f"aside-history-{self._next_event}")
+        aside = self.folder.with_name(f"aside-history-{self._next_event}")
         logger.warning("a new history begins, the old one is kept", extra={"kept": str(aside)})
         try:
             self.close()
-            self._folder.rename(aside)
-            self._folder.mkdir(mode=0o700)
+            self.folder.rename(aside)
+            self.folder.mkdir(mode=0o700)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -218,7 +218,7 @@ class HistoryWriter:
 
     def _failure(self, error: OSError) -> HistoryError:
         return HistoryError(
-            f"cannot write the history in {self._folder}: {error}; free disk space or check the disk, then start the "
+            f"cannot write the history in {self.folder}: {error}; free disk space or check the disk, then start the "
             "broker again (--no-history runs it without history)"
         )
 
@@ -232,7 +232,7 @@ class HistoryWriter:
         if end == FILE.size:
             # Not even the first chunk is whole: the file before this one is the last.
             path.unlink()
-            files = history_files(self._folder)
+            files = history_files(self.folder)
             if files:
                 self._continue_file(files[-1])
             return
@@ -247,7 +247,7 @@ class HistoryWriter:
             self.last_batch_chunk = chunk.run, chunk.first_event
 
     def _start_file(self, chunk: HistoryChunk) -> None:
-        path = file_path(self._folder, chunk.first_event)
+        path = file_path(self.folder, chunk.first_event)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         file = self._with_retry(partial(os.open, path, flags, 0o600))
         self._write_to(file, FILE.pack(MAGIC, HISTORY_VERSION, chunk.run))
@@ -256,7 +256,7 @@ class HistoryWriter:
             if old >= 0:
                 os.fdatasync(old)
                 os.close(old)
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(folder)
             finally:

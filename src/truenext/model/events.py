@@ -179,6 +179,9 @@ selector."""
 NO_WINDOW = 0xFFFFFFFF
 """Value of `window` for a subscription that has none: in auto mode, and if it pulls."""
 
+EVENT_MAX = (1 << 63) - 1
+"""Largest number of an event."""
+
 GAP_EVENTS = 1 << 20
 """Number of event numbers that are left out after an unclean stop, because lost events may have had these numbers, and
 a reader may have seen such events."""

@@ -35,6 +35,9 @@ from truenext.errors import ConfigurationError
 from truenext.model.spark_queues import SinkQueues
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
+from truenext.spark.history.options import HistoryOptions, is_history
+from truenext.spark.history.options import parse_options as parse_history_options
+from truenext.spark.history.readers import HistoryReader, HistoryStreamReader, history_schema
 from truenext.spark.sink.draft import WrittenDrafts, write_drafts
 from truenext.spark.sink.driver import commit_batch, with_broker
 from truenext.spark.sink.options import SinkOptions
@@ -53,29 +56,36 @@ LAG_SECONDS = 10.0
 
 
 class TruenextDataSource(DataSource):
-    """Queues of a truenext broker, as a data source of Spark. docs/spark.md describes the options. An invalid option
-    raises ConfigurationError."""
+    """Queues and histories of truenext brokers, as a data source of Spark. docs/spark.md describes the options. An
+    invalid option raises ConfigurationError."""
 
     @classmethod
     def name(cls) -> str:
         return "truenext"
 
     def schema(self) -> StructType:
+        if is_history(self.options):
+            return history_schema()
         return spark_schema(parse_source_options(self.options))
 
-    def reader(self, schema: StructType) -> BrowsingReader:
+    def reader(self, schema: StructType) -> BrowsingReader | HistoryReader:
+        if is_history(self.options):
+            return HistoryReader(self._history_options(schema))
         return BrowsingReader(self._source_options(schema))
 
-    def streamReader(self, schema: StructType) -> QueueStreamReader:
+    def streamReader(self, schema: StructType) -> QueueStreamReader | HistoryStreamReader:
+        if is_history(self.options):
+            return HistoryStreamReader(self._history_options(schema))
         return QueueStreamReader(self._source_options(schema))
 
     def _source_options(self, schema: StructType) -> SourceOptions:
         options = parse_source_options(self.options)
-        if schema.names != spark_schema(options).names:
-            raise ConfigurationError(
-                "the columns are fixed: leave .schema(...) out, and select the columns that you need"
-            )
+        _check_schema(schema, spark_schema(options))
         return options
+
+    def _history_options(self, schema: StructType) -> HistoryOptions:
+        _check_schema(schema, history_schema())
+        return parse_history_options(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
         options = self._sink_options(schema, overwrite, is_streaming=False)
@@ -91,6 +101,12 @@ class TruenextDataSource(DataSource):
         options = parse_sink_options(self.options, is_streaming=is_streaming)
         check_columns(schema, options)
         return options
+
+
+def _check_schema(given: StructType, fixed: StructType) -> None:
+    """Raises: ConfigurationError if these are not the columns"""
+    if given.names != fixed.names:
+        raise ConfigurationError("the columns are fixed: leave .schema(...) out, and select the columns that you need")
 
 
 class BrowsingReader(DataSourceReader):

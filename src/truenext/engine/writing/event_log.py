@@ -124,6 +124,11 @@ class EventLog:
         """Queue of the open block, if the block has acknowledged events."""
         self._block_consumers: list[int] = []
 
+    @property
+    def next_event(self) -> int:
+        """Number of the event that happens next."""
+        return self._next_event + len(self.block_entries) + len(self._started_entries)
+
     def tick(self, now_us: int) -> None:
         opened_us = self._opened_us if self.block_entries else self._started_us
         if (self.block_entries or self._started_entries) and now_us - opened_us > BLOCK_US_MAX:

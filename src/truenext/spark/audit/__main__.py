@@ -28,6 +28,8 @@ def main() -> int:
         default=[],
         help="folder into which a service of stages wrote its events (truenext stages run --events); may be repeated",
     )
+    state_help = "folder that keeps the end of this audit: the next one begins there"
+    parser.add_argument("--state", type=Path, help=state_help)
     parser.add_argument("--out", type=Path)
     try:
         verdicts = run_audit(**vars(parser.parse_args()))

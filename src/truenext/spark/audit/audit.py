@@ -20,15 +20,29 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from truenext.spark.audit.after_end import after_ends
-from truenext.spark.audit.broker_numbers import OWN_MASK, broker_number, own_number, queue_key, with_brokers
-from truenext.spark.audit.brokers import AuditedBroker, History, join_histories
+from truenext.errors import HistoryError
+from truenext.model.events import GAP_EVENTS
+from truenext.spark.audit.after_end import Before, after_ends, outstanding
+from truenext.spark.audit.broker_numbers import (
+    NUMBER_BITS,
+    OWN_MASK,
+    broker_number,
+    own_number,
+    queue_key,
+    with_brokers,
+)
+from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, JoinedHistories, join_histories
+from truenext.spark.audit.cut_rows import CutHistory, cut_rows
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
-from truenext.spark.audit.model import EventCode, TimelineRow
+from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
+from truenext.spark.audit.resume import SavedAudit, reset_marks, saved_rows
 from truenext.spark.audit.runs import gaps, runs
+from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
+from truenext.spark.audit.section_sweep import Stop, join_sections, sweep_sections
+from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
-from truenext.spark.audit.timeline import commits, marks, timeline
+from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
 from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
@@ -57,6 +71,8 @@ class AuditResults:
     of `StageResults`. Each row has its `broker`."""
     verdicts: tuple[BrokerVerdict, ...]
     cached: tuple[DataFrame, ...]
+    next: SavedAudit | None = None
+    """State from which the next audit of the only broker goes on. None unless `goes_on` was given."""
 
     @property
     def verdict(self) -> Verdict:
@@ -72,72 +88,184 @@ class AuditResults:
 
 def audit(events: DataFrame, **options: Any) -> AuditResults:
     """Check the history of one broker. `options` are those of `audit_brokers`."""
-    return audit_brokers([History("history", events)], **options)
+    return audit_brokers([FolderHistory("history", events)], **options)
 
 
 def audit_brokers(
-    histories: Sequence[History],
+    histories: Sequence[FolderHistory],
     *,
     since: datetime | None = None,
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
+    section_events: int = SECTION_EVENTS,
+    goes_on: bool = False,
+    saved: SavedAudit | None = None,
+    measures: bool = True,
 ) -> AuditResults:
     """Check from `histories` (docs/reference/history.md) whether docs/contract.md held, in one job.
 
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
-    of stages (docs/reference/history.md).
+    of stages (docs/reference/history.md). A queue with many events is cut into sections of at least `section_events`
+    events, and audited by several tasks, if there is one broker only.
+
+    With `goes_on` the history is not at its end: the results have the state from which the next audit goes on. With
+    `saved`, such a state, only events after it are judged; `has_new_events` has checked it. Both are for all events of
+    one history: without `since` and `stages`. Without `measures`, tables without findings are computed only if they are
+    used.
 
     If a broker was restored, or its data folder got a new identity for another reason, events before that are ignored:
     they are another broker's.
 
     Raises: ConfigurationError if a history has no events left, or `stages` have another format; HistoryError if a
-    history has another version, or is of two brokers at once
+    history has another version, is of two brokers at once, or of another broker than `saved`
     """
     with timed(progress, "brokers, runs and gaps"):
-        joined = join_histories(histories, since)
-        events = joined.events
-        run_table = joined.blocks.transform(runs).persist()
-        gap_table = events.transform(gaps, joined.blocks).persist()
-        run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))))
-        gap_rows = _by_broker(_count_gaps(gap_table))
-    names = [each.name for each in joined.brokers]
-    of_queues = events if queue is None else events.where(_is_queue(queue, len(names)) | F.col("queue").isNull())
+        history = _judged_history(histories, since, queue, saved)
     with timed(progress, "events of messages after their end"):
-        mark_table = marks(run_table, gap_table).persist()
-        end_table = after_ends(of_queues, _starts(mark_table))
+        marks_of_all = marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole).persist()
+        mark_table = marks_of_all.where(F.col("code") != int(EventCode.FINISHED)) if goes_on else marks_of_all
+        mark_rows = _mark_rows(mark_table)
+        starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
+        plan = None
+        if saved is None and len(history.names) == 1:
+            plan = section_plan(history.of_queues, *history.limits[0], section_events)
+        before = None
+        if saved is not None:
+            earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
+            before = Before(saved.before(histories[0].events), saved.kept(), earlier_starts)
+        found = outstanding(history.of_queues, starts, plan, before).persist()
+        end_table = after_ends(history.of_queues, found, starts, before)
     with timed(progress, "order, loss and time, event by event"):
-        commit_table = events.transform(commits).persist()
-        rows = of_queues.transform(timeline, run_table, mark_table, commit_table, end_table)
-        sweep_rows = rows.transform(sweep, stuck_seconds).persist()
+        commit_table = history.events.transform(commits).persist()
+        with_opened = history.of_queues
+        if saved is not None:
+            with_opened = with_opened.unionByName(saved.opened(), allowMissingColumns=True)
+        proofs = proven(with_opened, history.runs, commit_table).persist()
+        queues = None if saved is None else saved.cut.select("queue")
+        rows = history.of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table, queues)
+        stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
+        stuck_limit = int(stuck_seconds * 1e6)
+        if plan is not None:
+            cut_history = CutHistory(
+                plan, plan.of_cut_queues(history.of_queues), commit_table, proofs, _mark_rows(marks_of_all)
+            )
+            sweep_rows = _in_sections(rows, cut_history, found, stuck_limit, stop)
+        elif stop is not None:
+            sweep_rows = _from_cut(rows, saved, history, (commit_table, proofs), stuck_limit, stop)
+        else:
+            sweep_rows = rows.transform(timeline).transform(sweep, stuck_seconds).persist()
+        found.unpersist()
         counts = _by_broker(_count_findings(sweep_rows))
     with timed(progress, "the queues' tables"):
-        own_tables = _tables(sweep_rows, of_queues, gap_table)
-        cached = [run_table, gap_table, mark_table, commit_table, sweep_rows, *joined.cached]
-        cached += [*(own_tables[name] for name in _CACHED), *([] if end_table is None else [end_table])]
-        tables = {name: with_brokers(table, names) for name, table in own_tables.items()}
-        if joined.differences is not None:
-            tables["differences"] = joined.differences
-        differing = _count_differences(joined.differences)
+        own_tables = _tables(sweep_rows, history.of_queues, history.gaps)
+        kept = [own_tables[name].persist() for name in _CACHED] if measures else []
+        for each in kept:
+            each.count()
+        cached = [*history.cached, marks_of_all, commit_table, proofs, sweep_rows]
+        cached += [*kept, *([] if end_table is None else [end_table])]
+        tables = {name: with_brokers(table, history.names) for name, table in own_tables.items()}
+        if history.differences is not None:
+            tables["differences"] = history.differences
+        differing = _count_differences(history.differences)
     verdicts = []
-    for number, broker in enumerate(joined.brokers):
-        gap = gap_rows.get(number, [_NO_GAP])[0]
+    for number, broker in enumerate(history.brokers):
+        gap = history.missing.get(number, [_NO_GAP])[0]
         findings = _findings({row["kind"]: row for row in counts.get(number, ())}, stuck_seconds)
         findings += _difference_finding(differing.get(broker.name, 0))
-        first, last = _limits(run_rows[number])
-        notes = _notes(run_rows[number], first, gap["gaps"], broker)
+        first, last = history.limits[number]
+        own_marks = [each for each in mark_rows if each.event >> NUMBER_BITS == number]
+        notes = _notes(history.run_rows[number], first, gap["gaps"], broker, own_marks, saved)
         if stages is not None:
             with timed(progress, "flows of stages"):
                 results = _audit_stages(
-                    stages, broker, is_only=len(names) == 1, gap=gap["last"], queue=queue, since=since
+                    stages, broker, is_only=len(history.names) == 1, gap=gap["last"], queue=queue, since=since
                 )
             cached += results.cached
             findings, notes = findings + results.findings, notes + results.notes
             _add_tables(tables, results.tables, broker.name)
         verdict = Verdict(last - first + 1 - gap["missing"], findings, notes)
         verdicts.append(BrokerVerdict(broker.name, broker.histories, verdict))
-    return AuditResults(tables, tuple(verdicts), tuple(cached))
+    following = None
+    if goes_on:
+        rows = saved_rows(sweep_rows, with_opened, commit_table, history.run_rows[0][-1]["run"])
+        following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
+    return AuditResults(tables, tuple(verdicts), tuple(cached), following)
+
+
+@dataclass(frozen=True)
+class _JudgedHistory:
+    """Events that are judged, and what follows from them for all queues. Lists and dictionaries are by the number of
+    the broker."""
+
+    brokers: tuple[AuditedBroker, ...]
+    events: DataFrame
+    of_queues: DataFrame
+    runs: DataFrame
+    gaps: DataFrame
+    run_rows: dict[int, list[Row]]
+    """Rows of `runs` by run, the last one of `saved` included."""
+    missing: dict[int, list[Row]]
+    """Rows of `_count_gaps`."""
+    limits: list[tuple[int, int]]
+    """First and last event, by the broker's own numbers."""
+    differences: DataFrame | None
+    cached: tuple[DataFrame, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.brokers]
+
+
+def _judged_history(
+    histories: Sequence[FolderHistory], since: datetime | None, queue: str | None, saved: SavedAudit | None
+) -> _JudgedHistory:
+    if saved is not None:
+        histories = [each._replace(events=saved.after(each.events)) for each in histories]
+    joined = join_histories(histories, since)
+    block_table = joined.blocks
+    if saved is not None:
+        _check_broker(joined, saved)
+        block_table = block_table.unionByName(saved.block(), allowMissingColumns=True)
+    events = joined.events
+    run_table = block_table.transform(runs).persist()
+    gap_table = events.transform(gaps, block_table, None if saved is None else saved.state.last_event).persist()
+    run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))).orderBy("run"))
+    limits = [_limits(run_rows[number]) for number in range(len(joined.brokers))]
+    if saved is not None:
+        limits = [(saved.state.last_event + 1, limits[0][1])]
+    is_queue = _is_queue(queue, len(joined.brokers)) if queue is not None else None
+    return _JudgedHistory(
+        joined.brokers,
+        events,
+        events if is_queue is None else events.where(is_queue | F.col("queue").isNull()),
+        run_table,
+        gap_table,
+        run_rows,
+        _by_broker(_count_gaps(gap_table)),
+        limits,
+        joined.differences,
+        (run_table, gap_table, *joined.cached),
+    )
+
+
+def _check_broker(joined: JoinedHistories, saved: SavedAudit) -> None:
+    """Check that all new events are of the broker that the state is of.
+
+    Raises: HistoryError if they are not
+    """
+    broker, store = joined.brokers[0], saved.state.store
+    if broker.earlier is not None:
+        store, run = store or broker.earlier.store, broker.earlier.next_run
+    elif store is None or broker.identity is None or store == broker.identity:
+        return
+    else:
+        run = joined.blocks.agg(F.min("run")).collect()[0][0]
+    raise HistoryError(
+        f"the state is that of the broker with the identity {store}, but from run {run:,} on the history is that of "
+        f"{broker.identity}: name an empty folder for the state"
+    )
 
 
 def _is_queue(queue: str, brokers: int) -> Column:
@@ -174,10 +302,72 @@ def _by_broker(table: DataFrame) -> dict[int, list[Row]]:
     return by_broker
 
 
-def _starts(marks: DataFrame) -> list[TimelineRow]:
-    """Return the starts of runs with their flags."""
-    starts = marks.where(F.col("code") == int(EventCode.RUN_STARTED)).orderBy("event").collect()
-    return [TimelineRow(row["event"], row["at"], EventCode.RUN_STARTED, number=row["number"]) for row in starts]
+def _in_sections(
+    rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None
+) -> DataFrame:
+    """Audit the queues of the history's plan by section, all others whole, and return the cached rows of the sweep."""
+    cuts, cached = cut_rows(history, found.where("is_carried").select("sequence"))
+    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, stop=stop).persist()
+    joined = join_sections(of_sections, history.plan, stuck_limit, stop).persist()
+    joined.count()
+    for each in (of_sections, *cached):
+        each.unpersist()
+    return joined
+
+
+def _from_cut(
+    rows: DataFrame,
+    saved: SavedAudit | None,
+    history: _JudgedHistory,
+    durability: tuple[DataFrame, DataFrame],
+    stuck_limit: int,
+    stop: Stop,
+) -> DataFrame:
+    """Audit the queues up to `stop`, from the cut of `saved` if there is one, and return the cached rows."""
+    if saved is None:
+        return sweep_sections(rows, None, None, stuck_limit, stop=stop).persist()
+    fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
+    return sweep_sections(rows, saved.rows(*durability), None, stuck_limit, fresh=fresh, stop=stop).persist()
+
+
+def _next_state(
+    history: _JudgedHistory,
+    queue: str | None,
+    mark_rows: Sequence[TimelineRow],
+    verdict: Verdict,
+    saved: SavedAudit | None,
+) -> AuditState:
+    (broker,), run_rows = history.brokers, history.run_rows[0]
+    first, last = run_rows[0], run_rows[-1]
+    first_event, last_event = history.limits[0]
+    earlier = None if saved is None else saved.state
+    is_whole = first_event == 1 if earlier is None else earlier.is_whole
+    summary = AuditSummary(
+        first_event,
+        last_event,
+        last["last_at"],
+        verdict.events,
+        {each.kind: (each.count, each.sentence) for each in verdict.findings},
+        verdict.notes,
+    )
+    return AuditState(
+        store=broker.identity or (None if earlier is None else earlier.store),
+        queue=queue,
+        run=last["run"],
+        last_event=last_event,
+        last_at=last["last_at"],
+        is_recovered=last["is_recovered"],
+        is_whole=is_whole and last["run"] - first["run"] + 1 == len(run_rows),
+        first_event=first_event if earlier is None else earlier.first_event,
+        marks=(*(() if earlier is None else earlier.marks), *reset_marks(mark_rows)),
+        audits=(*(() if earlier is None else earlier.audits), summary),
+    )
+
+
+def _mark_rows(marks: DataFrame) -> list[TimelineRow]:
+    """Return the starts of runs with their flags, the gaps, and the end of the history, in order."""
+    rows = marks.select("event", "at", "code", "number").orderBy("event").collect()
+    return [TimelineRow(event, at, int(code), number=number) for event, at, code, number in rows]
 
 
 def _audit_stages(
@@ -201,7 +391,7 @@ _CACHED = ("starvation", "redelivery", "latency", "positions")
 
 
 def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
-    tables = {
+    return {
         "violations": sweep_rows.transform(ordering),
         "lost": sweep_rows.transform(lost),
         "duplicates": sweep_rows.transform(duplicates),
@@ -214,9 +404,6 @@ def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -
         "depth": sweep_rows.transform(depth),
         "positions": sweep_rows.transform(positions),
     }
-    for name in _CACHED:
-        tables[name].persist().count()
-    return tables
 
 
 def _count_differences(differences: DataFrame | None) -> dict[str, int]:
@@ -270,7 +457,14 @@ def _limits(run_rows: Sequence[Row]) -> tuple[int, int]:
     return first & OWN_MASK, last & OWN_MASK
 
 
-def _notes(run_rows: Sequence[Row], first_event: int, gap_count: int, broker: AuditedBroker) -> tuple[str, ...]:
+def _notes(
+    run_rows: Sequence[Row],
+    first_event: int,
+    gap_count: int,
+    broker: AuditedBroker,
+    mark_rows: Sequence[TimelineRow],
+    saved: SavedAudit | None,
+) -> tuple[str, ...]:
     notes = []
     earlier = broker.earlier
     if len(broker.histories) > 1:
@@ -280,16 +474,33 @@ def _notes(run_rows: Sequence[Row], first_event: int, gap_count: int, broker: Au
             f"Up to run {earlier.next_run - 1:,} the history is that of a broker with another identity, "
             f"{earlier.store}; only later runs were judged."
         )
-    elif first_event > 1:
+    elif saved is None and first_event > 1:
         notes.append(f"The history begins with event {first_event:,}; older messages were not judged.")
     numbers = {row["run"] for row in run_rows}
     absent = max(numbers) - min(numbers) + 1 - len(numbers)
     if absent:
         notes.append(f"{absent:,} runs of the broker have no history; messages that waited then were not judged.")
+    deleted = _deleted(mark_rows) if saved is not None and mark_rows else None
+    if deleted is not None and deleted.event == first_event:
+        gap_count -= 1
+        notes.append(
+            f"Events {deleted.event:,} to {deleted.number:,}, after the last audit, are no longer in the history; "
+            "what happened there was not judged: audit more often, or keep more history."
+        )
     if gap_count:
         gaps_left = "A crash left a gap" if gap_count == 1 else f"Crashes left {gap_count:,} gaps"
         notes.append(f"{gaps_left} in the history; what happened there was not judged.")
     return tuple(notes)
+
+
+def _deleted(mark_rows: Sequence[TimelineRow]) -> TimelineRow | None:
+    """Return the first row if it is a gap that no crash has left."""
+    gap, *others = mark_rows
+    if gap.code != EventCode.GAP:
+        return None
+    after = others[0] if others and others[0].event == gap.number + 1 else None
+    is_crash = after is not None and after.code == EventCode.RUN_STARTED and not after.number & StartFlag.CLEAN
+    return None if is_crash and gap.number - gap.event < GAP_EVENTS else gap
 
 
 @contextmanager

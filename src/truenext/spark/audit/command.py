@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, BrokerVerdict, audit_brokers, timed
-from truenext.spark.audit.brokers import History
+from truenext.spark.audit.brokers import FolderHistory
+from truenext.spark.audit.continued import audit_since_state, check_tables
 from truenext.spark.audit.run_names import run_names
+from truenext.spark.audit.state import StateFolder
 from truenext.spark.history_files import errors_of_tasks, find_histories, read_files
 from truenext.spark.output import write_table, write_to_address
-from truenext.spark.paths import Location, below, is_address, output_path, path_to_read
+from truenext.spark.paths import Location, below, is_address, output_path, path_to_read, path_to_write
 from truenext.spark.report import AuditedHistory, comparison_page, write_comparison
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
@@ -30,12 +32,17 @@ SHOWN_ROWS_MAX = 200_000
 """Largest number of rows of a table that are read for the HTML page. The Parquet files have all rows."""
 
 
-def run_audit(folders: Sequence[Location], *, out: Location | None = None, **options: Any) -> list[Verdict]:
+def run_audit(
+    folders: Sequence[Location], *, out: Location | None = None, state: Path | None = None, **options: Any
+) -> list[Verdict]:
     """Audit the histories in `folders` in one job. Print progress and verdicts. Write the tables, and one page, below
-    `out`. `options` are the further options of `audit_histories`. Return a verdict for each broker.
+    `out`. With `state`, a folder, audit the events since the last audit with it. `options` are the further options of
+    `audit_histories`. Return a verdict for each broker.
 
     Raises: ConfigurationError if a folder or option cannot be used; HistoryError if a history cannot be read
     """
+    if state is not None:
+        return [_run_from_state(folders, state, out=out, **options)]
     audited = audit_histories(folders, out=out, **options)
     if out is not None:
         names = [each.name for each in audited] if len(audited) > 1 else [str(folders[0])]
@@ -63,23 +70,16 @@ def audit_histories(
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
-    if not 0 < stuck_seconds < inf:
-        raise ConfigurationError(f"--stuck must be a number of seconds, not {stuck_seconds}")
     run_names(folders)
-    for location in (*folders, *stages):
-        if not is_address(location):
-            path_to_read(Path(location).resolve())
-    if out is not None:
-        _prepare(out)
-    with timed(_print_step, "Spark started"):
-        spark = start(master, log=None if out is None or is_address(out) else Path(out) / SPARK_LOG)
+    _check((*folders, *stages), stuck_seconds, out)
+    spark = _start(master, out)
     found = [files for folder in folders for files in find_histories(spark, folder)]
     names = run_names([files.folder for files in found])
-    histories: list[History] = []
+    histories: list[FolderHistory] = []
     cached: list[DataFrame] = []
     for files, name in zip(found, names, strict=True):
         events, raw = read_files(spark, files)
-        histories.append(History(name, events, files.folder, may_grow=raw is not None))
+        histories.append(FolderHistory(name, events, files.folder, may_grow=raw is not None))
         cached += [] if raw is None else [raw]
     stage_events = read_stage_events(spark, stages) if stages else None
     with errors_of_tasks():
@@ -101,6 +101,62 @@ def audit_histories(
     audited = [AuditedHistory(_label(each), _of_broker(tables, each.broker), each.verdict) for each in results.verdicts]
     _print_verdicts(audited)
     return audited
+
+
+def _run_from_state(
+    folders: Sequence[Location],
+    state: Path,
+    *,
+    out: Location | None,
+    master: str | None = None,
+    since: datetime | None = None,
+    queue: str | None = None,
+    stuck_seconds: float = STUCK_SECONDS,
+    stages: Sequence[Location] = (),
+) -> Verdict:
+    if since is not None or stages:
+        raise ConfigurationError(
+            "--state begins where the last audit has ended, and judges no stages: leave out --since and --stages"
+        )
+    if len(folders) > 1:
+        raise ConfigurationError("--state needs the history of exactly one broker: name one history folder")
+    _check(folders, stuck_seconds, out)
+    path_to_write(state.resolve())
+    if out is not None:
+        if isinstance(out, str) and is_address(out):
+            raise ConfigurationError("--state needs a folder for --out, not an address: its tables are appended to")
+        out = Path(out)
+        check_tables(out)
+    with StateFolder.locked(state) as locked:
+        locked.read()
+        spark = _start(master, out)
+        with errors_of_tasks():
+            verdict = audit_since_state(
+                spark, folders[0], locked, queue=queue, stuck_seconds=stuck_seconds, out=out, progress=_print_step
+            )
+    print(verdict, flush=True)
+    if out is not None:
+        print(f"The page: {out / PAGE}", flush=True)
+    return verdict
+
+
+def _check(locations: Sequence[Location], stuck_seconds: float, out: Location | None) -> None:
+    """Check what can be checked before Spark starts, and make the folder `out`.
+
+    Raises: ConfigurationError if a folder or option cannot be used
+    """
+    if not 0 < stuck_seconds < inf:
+        raise ConfigurationError(f"--stuck must be a number of seconds, not {stuck_seconds}")
+    for location in locations:
+        if not is_address(location):
+            path_to_read(Path(location).resolve())
+    if out is not None:
+        _prepare(out)
+
+
+def _start(master: str | None, out: Location | None) -> SparkSession:
+    with timed(_print_step, "Spark started"):
+        return start(master, log=None if out is None or is_address(out) else Path(out) / SPARK_LOG)
 
 
 def _prepare(out: Location) -> None:

@@ -11,6 +11,7 @@ lasts over a cut is joined afterwards: whether one lasts follows from the rows, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
@@ -92,6 +93,7 @@ class IdleTime(msgspec.Struct):
 
     event: int
     at: int
+    """Start of the time in microseconds. NEVER once a finding has told that the time is too long."""
     sequence: int
     """Sequence of the true next message when the time began."""
     priority: int
@@ -116,6 +118,41 @@ class QueueCut(msgspec.Struct):
     """Idle time that lasts at the cut. None without one, or if its start is in an earlier section and not known."""
 
 
+# ---- Rows of a cut in the timeline ----
+
+
+class CutCode(IntEnum):
+    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER and GAP_DISPATCH have a `payload`."""
+
+    SECTION = 0
+    """The payload is a SectionRow."""
+    CONSUMER = 1
+    """The payload is a ConsumerRow."""
+    MESSAGE = 2
+    """The payload is a MessageRow. Its `subscription` is the event of its last dispatch, and its negative `arrival` and
+    `delivery` are the events of acceptance and first dispatch, negated: the positions are in earlier sections."""
+    HOLDER = 3
+    """The message `sequence` is held by the subscription whose event is `number`."""
+    GAP_DISPATCH = 4
+    """A consumer that is not exclusive has got a message since the last gap: no unknown consumer is exclusive."""
+    SAVED = 5
+    """The payload is a MessageRow from `QueueAudit.save`."""
+
+
+class SectionRow(msgspec.Struct):
+    """Section of a queue, and the state of the queue at its beginning."""
+
+    first: int
+    queue: QueueRow
+    """Its `first_dispatches` is 0: in each section they are counted anew."""
+    end: int
+    """First event of the next section, or NEVER."""
+    total: int
+    """Number of the queue's events in the whole history. 0 if the history goes on."""
+    idle: IdleTime | None = None
+    """See QueueCut."""
+
+
 # ---- Idle times that last over cuts ----
 
 
@@ -131,9 +168,9 @@ class IdleEdges(NamedTuple):
     """Idle time that began in the section, and lasts at its end."""
 
 
-def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> list[Finding]:
+def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> tuple[list[Finding], IdleTime | None]:
     """Return the findings about idle times of a queue that began in one of its `sections`, given in order, and ended in
-    a later one after more than `stuck_limit` microseconds."""
+    a later one after more than `stuck_limit` microseconds; and the idle time that lasts after the last section."""
     findings = []
     idle: IdleTime | None = None
     for edges in sections:
@@ -143,7 +180,7 @@ def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> list[Fin
                 findings.append(idle.finding(until, waiting))
         if not edges.is_carried:
             idle = edges.begun
-    return findings
+    return findings, idle
 
 
 # ---- Depths ----

@@ -45,11 +45,11 @@ class Lifetime:
     dispatch, and `subscription` is the event of the last dispatch. `sections.py` replaces them.
     """
 
-    def __init__(self, sequence: int) -> None:
+    def __init__(self, sequence: int, row: MessageRow | None = None) -> None:
         self.sequence = sequence
-        self.row: MessageRow | None = None
+        self.row = row
         """State; None if neither the queue nor an ended subscription has the message."""
-        self.end_code = 0
+        self.end_code = int(EventCode.ENDED) if row is not None and row.is_expiring else 0
         """Code of the event that has ended the message. 0 if none has, as far as the history shows."""
         self.delivery = 0
         """Event of the first dispatch; 0 before it."""
@@ -67,13 +67,17 @@ class Lifetime:
                     yield cut, structs.replace(self.row)
                 cut = next(pending, None)
             self.apply(row)
+            if self.row is None and row.event >= rows[-1].event:
+                return
         while cut is not None and self.row is not None:
             yield cut, structs.replace(self.row)
             cut = next(pending, None)
 
     def end_codes(self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow]) -> Iterator[tuple[int, int]]:
-        """Yield each event of the message after its end, with the code of that end."""
-        for row in self._with_marks(rows, marks):
+        """Yield each event of the message after its end, with the code of that end. With a `row` given, all marks come
+        after it."""
+        steps = self._with_marks(rows, marks) if self.row is None else merge(marks, rows, key=_event)
+        for row in steps:
             if self.end_code and row.code in AFTER_END_CODES:
                 yield row.event, self.end_code
             self.apply(row)

@@ -105,6 +105,7 @@ class QueueAudit:
         """Message that was the true next when the idle time started. None without an idle time, because no consumer is
         free or no message is ready."""
         self.idle_since = 0
+        """NEVER once a finding has told that the idle time is too long."""
         self.idle_event = 0
         self.carried_end: tuple[int, int] | None = None
         """End of the idle time that began in an earlier section, see IdleEdges."""
@@ -755,6 +756,18 @@ class QueueAudit:
             self.depth_points = [point for point in self.depth_points if not point[0] & mask]
 
     # ---- Cuts ----
+
+    def stop(self, event: int, at: int) -> None:
+        """Judge the state before `event`, where the history ends for now: whether the queue was recovered, and whether
+        an idle time is too long already. The idle time may last, but is no finding again."""
+        self.become_visible(event - 1)
+        if self.expected is not None and self.start_flags & StartFlag.RECOVERED:
+            self.resolve_recovered(at)
+        message = self.idle_message
+        if message is not None and message is not CARRIED and at - self.idle_since > self.stuck_limit:
+            self.findings.append(self._idle_time(message).finding(at, self.waiting))
+            self.idle_since = NEVER
+        self.depth_points.append((0, event, at, self.waiting, self.held))
 
     def save(self, event: int) -> QueueCut:
         """Return the state before `event`, from which `begin` makes the same audit again. The findings, ended messages

@@ -144,8 +144,9 @@ def runs(blocks: DataFrame) -> DataFrame:
 # ---- Gaps: event numbers that a crash took from the history ----
 
 
-def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return one row for each gap: `first_missing`, `last_missing`, `missing`.
+def gaps(events: DataFrame, blocks: DataFrame, earlier_event: int | None = None) -> DataFrame:
+    """Return one row for each gap: `first_missing`, `last_missing`, `missing`. `blocks` may count an event before the
+    first one, `earlier_event`.
 
     Most histories have no gap. So events are counted by block, and only a block with too few events is searched.
     """
@@ -153,7 +154,10 @@ def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
         F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")
     )
     broken = whole.where("last - first + 1 > events").select("block")
-    numbered = events.select("event", block().alias("block"))
+    numbered = events.select("event")
+    if earlier_event is not None:
+        numbered = numbered.unionByName(events.sparkSession.createDataFrame([(earlier_event,)], "event bigint"))
+    numbered = numbered.withColumn("block", block())
     inside = (
         numbered.join(F.broadcast(broken), "block")
         .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))

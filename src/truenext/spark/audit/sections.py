@@ -55,7 +55,7 @@ def queue_cuts(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> list[QueueCu
     recoveries = _recoveries(rows)
     lost = _not_recovered(by_message, marks, recoveries)
     points = sorted({*cuts, *(start.event + 1 for start, _ in recoveries)})
-    states, deliveries = _states(by_message, _ordered(marks, lost), points)
+    states, deliveries = _states(by_message, ordered(marks, lost), points)
     resets = [row for row in rows if row.code in RESETS]
     subscriptions = {
         number: Subscription(own, resets, cuts)
@@ -64,7 +64,7 @@ def queue_cuts(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> list[QueueCu
     queue_rows = _queue_rows(rows, cuts, deliveries, subscriptions.values())
     for start, until in recoveries:
         for row in queue_rows[bisect_left(cuts, start.event + 1) : bisect_left(cuts, until.event + 1)]:
-            row.expected = _expected(states[start.event + 1])
+            row.expected = expected_count(states[start.event + 1])
             row.start_flags, row.start_event = start.number, start.event
     arrivals = [row.event for row in rows if row.code == EventCode.ACCEPTED]
     return [
@@ -88,7 +88,7 @@ def _by(key: attrgetter[int], rows: Iterable[TimelineRow], codes: set[EventCode]
     return groups
 
 
-def _ordered(marks: Iterable[TimelineRow], lost: Iterable[TimelineRow]) -> list[TimelineRow]:
+def ordered(marks: Iterable[TimelineRow], lost: Iterable[TimelineRow]) -> list[TimelineRow]:
     """Return all marks in order. Messages that were not recovered are so before the event that reveals it."""
     return sorted((*lost, *marks), key=_EVENT)
 
@@ -140,7 +140,7 @@ def _recoveries(rows: Sequence[TimelineRow]) -> list[tuple[TimelineRow, Timeline
     ]
 
 
-def _expected(messages: Sequence[MessageRow]) -> tuple[int, int]:
+def expected_count(messages: Sequence[MessageRow]) -> tuple[int, int]:
     certain = sum(each.state in CERTAIN for each in messages)
     return certain, len(messages) - certain
 
@@ -154,25 +154,25 @@ def _not_recovered(
     lost: list[TimelineRow] = []
     points = [start.event + 1 for start, _ in recoveries]
     while True:
-        states, _ = _states(by_message, _ordered(marks, lost), points)
+        states, _ = _states(by_message, ordered(marks, lost), points)
         found = [
             TimelineRow(row.event, row.at, EventCode.NOT_RECOVERED)
             for start, row in recoveries
-            if _is_known(start, row) and _recovered(row) < _expected(states[start.event + 1])[0]
+            if is_known(start, row) and recovered(row) < expected_count(states[start.event + 1])[0]
         ]
         if found == lost:
             return lost
         lost = found
 
 
-def _is_known(start: TimelineRow, row: TimelineRow) -> bool:
+def is_known(start: TimelineRow, row: TimelineRow) -> bool:
     """Return whether it is known how many messages a start has recovered; `row` is the queue's next one."""
     if row.code == EventCode.RECOVERED:
         return True
     return row.code != EventCode.GAP and bool(start.number & StartFlag.RECOVERED)
 
 
-def _recovered(row: TimelineRow) -> int:
+def recovered(row: TimelineRow) -> int:
     return row.number if row.code == EventCode.RECOVERED else 0
 
 
@@ -253,7 +253,7 @@ def _change(consumer: ConsumerRow, row: TimelineRow) -> None:
     if row.code == EventCode.REQUESTED:
         consumer.requested = row.number
     elif row.code == EventCode.DISPATCHED:
-        consumer.requested -= consumer.requested != UNLIMITED
+        consumer.requested -= 1 + row.detail_code if consumer.requested != UNLIMITED else 0
     else:
         if consumer.window != SELECTOR_WINDOW:
             consumer.window = row.number

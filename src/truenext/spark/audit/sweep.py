@@ -67,12 +67,10 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
         process([batch_accounts[index] for index in indices], rest)
         for name in names.dictionary.to_pylist():
             if len(accounts[name].finished) + len(accounts[name].findings) > FLUSH_ROWS:
-                yield from _flush(name, accounts[name])
+                yield from flush(name, accounts[name])
     for name, account in accounts.items():
-        yield from _flush(name, account)
-        names = ("event", "at", "waiting", "held")
-        points = {column: [point[at] for point in account.depth_points] for at, column in enumerate(names, 1)}
-        yield from _table("depth", name, len(account.depth_points), points)
+        yield from flush(name, account)
+        yield from depth_rows(name, account)
 
 
 def process(accounts: list[QueueAudit], columns: list[list[Any]]) -> None:
@@ -141,7 +139,13 @@ def _process_rare(account: QueueAudit, rare: tuple[int, ...]) -> None:
             account.finish(event, at)
 
 
-def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
+def depth_rows(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
+    names = ("event", "at", "waiting", "held")
+    points = {column: [point[at] for point in account.depth_points] for at, column in enumerate(names, 1)}
+    yield from table_rows("depth", queue, len(account.depth_points), points)
+
+
+def flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ended messages and findings that have come since the last flush."""
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
@@ -153,7 +157,7 @@ def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(things), FLUSH_ROWS):
             some = things[start : start + FLUSH_ROWS]
             columns = {column: list(map(attrgetter(name), some)) for column, name in attributes.items()}
-            yield from _table(row, queue, len(some), columns)
+            yield from table_rows(row, queue, len(some), columns)
 
 
 MESSAGE_COLUMNS = {
@@ -172,7 +176,7 @@ MESSAGE_COLUMNS = {
 _FINDING = {name: name for name in Finding.__struct_fields__}
 
 
-def _table(row: str, queue: str, length: int, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
+def table_rows(row: str, queue: str, length: int, columns: dict[str, list[Any]]) -> Iterator[pa.RecordBatch]:
     """Yield one batch of `length` rows, or nothing if there are none. Columns that are not given are null."""
     if length:
         nulls = {field.name: pa.nulls(length, field.type) for field in SWEEP_SCHEMA}

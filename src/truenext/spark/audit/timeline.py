@@ -4,6 +4,7 @@ Events `committed` and `run-started` belong to no queue. So the timeline gives e
 visible. Each queue gets a row for every start, every gap, and the end of the history.
 """
 
+from collections.abc import Iterable
 from functools import partial, reduce
 from operator import add
 
@@ -32,6 +33,13 @@ _UNRECORDED = {
 }
 """Codes that do not correspond to one kind of event."""
 CODES = {code.name.lower().replace("_", "-"): code for code in EventCode if code not in _UNRECORDED}
+
+
+def kinds(codes: Iterable[EventCode]) -> list[str]:
+    """Return the kinds of events that have the codes."""
+    return sorted(kind for kind, code in CODES.items() if code in codes)
+
+
 FLAGS = {
     "auto": ConsumerFlags.AUTO,
     WITH_EXPRESS: ConsumerFlags.EXPRESS,
@@ -44,14 +52,32 @@ RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTE
 """ReturnReason for each first word of a return's reason."""
 
 
-def timeline(
-    events: DataFrame, runs: DataFrame, marks: DataFrame, commits: DataFrame, after_ends: DataFrame | None
+def timeline(rows: DataFrame) -> DataFrame:
+    """Return the rows from `queue_rows` with all rows of a queue in one partition, and each partition sorted by
+    `event`."""
+    # Without the queue: sorting one number is several times faster, and the sweep separates the queues.
+    return rows.repartition(partitions(rows), "queue").sortWithinPartitions("event")
+
+
+def partitions(rows: DataFrame) -> int:
+    """Return the session's number of shuffle partitions. Without an explicit number Spark would join partitions, and
+    cores would stay idle."""
+    return int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
+
+
+def queue_rows(
+    events: DataFrame,
+    marks: DataFrame,
+    commits: DataFrame,
+    proofs: DataFrame,
+    after_ends: DataFrame | None,
+    queues: DataFrame | None = None,
 ) -> DataFrame:
     """Return the events of all queues, and the `marks` for each queue. The columns are `COLUMNS`, without nulls.
-    `after_ends` has the events of messages after their end (after_end.py).
+    `proofs` are from `proven`, and `after_ends` has the events of messages after their end (after_end.py). `queues`
+    have no events perhaps.
 
-    Times are in microseconds. All rows of a queue are in one partition, and each partition is sorted by `event`. Three
-    columns depend on the kind:
+    Times are in microseconds. Three columns depend on the kind:
 
         kind           number                              detail_code                           sequence
         accepted       priority                            hash of the group                     of the message
@@ -63,6 +89,7 @@ def timeline(
         dead-lettered  0                                   HAS_CAUSE                             of the message
         handled        0                                   HAS_CAUSE                             of the message
         start          StartFlag
+        gap            last missing event
         others         0                                   0                                     of the message
 
     For `dispatched`, `started`, `reported` and the kinds that end a message, `number` is the code of the event by which
@@ -71,23 +98,14 @@ def timeline(
     own = events.where("queue is not null")
     if after_ends is not None:
         own = own.join(after_ends, "event", "left")
-    else:
-        own = own.withColumn("end_code", F.lit(None).cast("bigint"))
-    of_queues = marks_of_queues(marks, own)
-    return (
-        own.transform(_with_visibility, events, runs, commits)
-        .select(*COLUMNS)
-        .unionByName(of_queues.select(*COLUMNS))
-        .repartition(_partitions(events), "queue")
-        # Without the queue: sorting one number is several times faster, and the sweep separates the queues.
-        .sortWithinPartitions("event")
-    )
+    of_queues = marks_of_queues(marks, own, queues)
+    return message_rows(own, commits, proofs).unionByName(of_queues.select(*COLUMNS))
 
 
-def _partitions(events: DataFrame) -> int:
-    """Return the session's number of shuffle partitions. Without an explicit number Spark would join partitions, and
-    cores would stay idle."""
-    return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
+def message_rows(own: DataFrame, commits: DataFrame, proofs: DataFrame) -> DataFrame:
+    """Return the rows of events of queues, with the event that made each accepted message visible. Events may have the
+    column `end_code`."""
+    return own.transform(with_visibility, commits, proofs).transform(encoded_rows)
 
 
 BATCH_BITS = 12
@@ -138,16 +156,24 @@ def with_commits(accepted: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
+def with_visibility(own: DataFrame, commits: DataFrame, proofs: DataFrame) -> DataFrame:
     """Add to each message the event that made it visible."""
     in_batch = F.col("kind").eqNullSafe("accepted") & (F.coalesce("batch", F.lit(0)) > 0)
-    joined = (
+    return (
         own.where(in_batch)
         .transform(with_commits, commits)
         .unionByName(own.where(~in_batch).withColumn("batch", F.lit(None).cast("bigint")), allowMissingColumns=True)
-        .join(F.broadcast(proven(events, runs, commits)), "sequence", "left")
-        .withColumns({"visible_event": F.col("commit.event"), "visible_at": F.col("commit.at")})
+        .join(F.broadcast(proofs), "sequence", "left")
+        .withColumn("visible_event", F.coalesce("commit.event", "proven_event"))
+        .withColumn("visible_at", F.coalesce("commit.at", "proven_at"))
     )
+
+
+def encoded_rows(own: DataFrame) -> DataFrame:
+    """Return the rows of events of queues. `own` may have `visible_event` and `visible_at`, which accepted messages
+    need, and `end_code`."""
+    optional = {"visible_event", "visible_at", "end_code"} - set(own.columns)
+    own = own.withColumns({name: F.lit(None).cast("bigint") for name in sorted(optional)})
     is_at_once = (F.col("kind") == "accepted") & F.col("batch").isNull()
     at = F.unix_micros("at")
     is_subscribed = F.col("kind") == "subscribed"
@@ -166,7 +192,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         .when(F.col("kind").isin("dead-lettered", "handled"), has_cause)
         .otherwise(F.col("group"))
     )
-    return joined.select(
+    return own.select(
         "queue",
         "event",
         at.alias("at"),
@@ -175,10 +201,8 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
         F.coalesce("consumer", F.lit(-1)).alias("consumer"),
         F.coalesce(number, F.lit(0)).cast("bigint").alias("number"),
         F.coalesce("persistent", F.lit(False)).alias("persistent"),
-        F.when(is_at_once, F.col("event"))
-        .otherwise(F.coalesce("visible_event", "proven_event", F.lit(NEVER)))
-        .alias("visible_event"),
-        F.when(is_at_once, at).otherwise(F.coalesce("visible_at", "proven_at", F.lit(0))).alias("visible_at"),
+        F.when(is_at_once, F.col("event")).otherwise(F.coalesce("visible_event", F.lit(NEVER))).alias("visible_event"),
+        F.when(is_at_once, at).otherwise(F.coalesce("visible_at", F.lit(0))).alias("visible_at"),
         F.coalesce(detail_code, F.lit(0)).cast("bigint").alias("detail_code"),
     ).where("code is not null")
 
@@ -238,37 +262,39 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
-def marks_of_queues(marks: DataFrame, own: DataFrame) -> DataFrame:
-    """Return the `marks` of each broker for each of its queues. `own` are events of queues."""
-    queues = own.select("queue", broker_number(F.col("event")).alias("broker")).distinct()
-    return marks.withColumn("broker", broker_number(F.col("event"))).join(F.broadcast(queues), "broker")
+def marks_of_queues(marks: DataFrame, own: DataFrame, queues: DataFrame | None) -> DataFrame:
+    """Return the `marks` of each broker for each of its queues. `own` are events of queues; `queues` are further queues
+    of the only broker."""
+    named = own.select("queue", broker_number(F.col("event")).alias("broker"))
+    if queues is not None:
+        named = named.unionByName(queues.select("queue", F.lit(0).cast("bigint").alias("broker")))
+    return marks.withColumn("broker", broker_number(F.col("event"))).join(F.broadcast(named.distinct()), "broker")
 
 
-def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
+def marks(runs: DataFrame, gaps: DataFrame, is_whole: bool | None = None) -> DataFrame:
     """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue of their
-    broker."""
+    broker. `is_whole` says whether the history up to the first of `runs` has every event; None if it begins with that
+    run."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
-    # With the history complete from its first event on, no queue can have an unknown message.
-    broker = broker_number(F.col("run")).alias("broker")
-    whole = runs.groupBy(broker).agg(
-        (own_number(F.min("first_event")) == 1).alias("from_first"),
-        (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
-    )
+    # With the history complete from its first event to a start, no queue can have an unknown message then.
+    broker = broker_number(F.col("run"))
+    order = Window.partitionBy(broker).orderBy("run").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    every_run = F.col("run") - F.min("run").over(order) + 1 == F.count("*").over(order)
+    from_first = own_number(F.min("first_event").over(order)) == 1 if is_whole is None else F.lit(is_whole)
     flags = (
         F.when(F.col("is_clean"), F.lit(int(StartFlag.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(StartFlag.CONTINUED))).otherwise(F.lit(0))
         + F.when(F.col("is_recovered"), F.lit(int(StartFlag.RECOVERED))).otherwise(F.lit(0))
-        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(StartFlag.COMPLETE))).otherwise(F.lit(0))
+        + F.when(from_first & every_run, F.lit(int(StartFlag.COMPLETE))).otherwise(F.lit(0))
     )
     starts = (
-        runs.where("started_event is not null")
-        .withColumn("broker", broker)
-        .join(F.broadcast(whole), "broker")
+        runs.withColumn("flags", flags)
+        .where("started_event is not null")
         .select(
             F.col("started_event").alias("event"),
             F.col("started_at").alias("at"),
             F.lit(int(EventCode.RUN_STARTED)).alias("code"),
-            flags.alias("number"),
+            F.col("flags").alias("number"),
             # Time of the last event of the run before.
             F.col("previous_at").alias("visible_at"),
         )
@@ -277,6 +303,7 @@ def marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         F.col("first_missing").alias("event"),
         F.lit(0).alias("at"),
         F.lit(int(EventCode.GAP)).alias("code"),
+        F.col("last_missing").alias("number"),
     )
     end = runs.groupBy(broker).agg(
         (F.max("last_event") + 1).alias("event"),

@@ -1,0 +1,392 @@
+"""Rows of the cuts of a plan, computed by Spark: what `sections.py` computes in memory, for one queue.
+
+messages that are carried ──by message──▶ Lifetime ─────────┬──▶ rows of each section, before its events
+subscriptions, held messages ──by consumer──▶ Subscription ─┤
+starts, gaps, pauses ───────────────────────────────────────┘
+
+Only messages that a cut or a start has are followed (`outstanding` in after_end.py), and dispatches to consumers are
+counted only where they matter: for consumers that pull, and after a gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from truenext.model.events import PULLING
+from truenext.spark.audit.cut import CutCode, QueueRow, SectionRow
+from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime
+from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
+from truenext.spark.audit.section_plan import SectionPlan
+from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
+from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
+
+CUT_SCHEMA = pa.schema(
+    {
+        "queue": pa.string(),
+        **dict.fromkeys(("section", "event", "code", "sequence", "consumer", "number"), pa.int64()),
+        "payload": pa.binary(),
+    }
+)
+"""Columns of a cut's rows. `code` is a CutCode; `event` is before the first event of the section, so that the rows
+come before all events of the section."""
+
+_COUNTS = pa.schema({"queue": pa.string(), **dict.fromkeys(("point", "certain", "uncertain"), pa.int64())})
+_CONSUMER_KINDS = ("subscribed", "unsubscribed", "window", "requested")
+_HELD = -1
+"""In place of an event's code: a message is held at a cut."""
+
+Recoveries = Mapping[str, Sequence[tuple[TimelineRow, TimelineRow]]]
+"""By queue, each start that continues a run of the history, with the row that shows or hides what it has recovered."""
+Counts = Mapping[tuple[str, int], tuple[int, int]]
+"""By queue and event, the numbers of messages that are certainly there before it, and that may be there."""
+
+encode = msgspec.msgpack.encode
+
+
+@dataclass(frozen=True)
+class CutHistory:
+    """History of the queues that a plan cuts."""
+
+    plan: SectionPlan
+    events: DataFrame
+    commits: DataFrame
+    proofs: DataFrame
+    marks: Sequence[TimelineRow]
+    """Starts, gaps, and the end of the history, in order."""
+
+
+def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
+    """Return the rows of all cuts, with CUT_SCHEMA, and the tables cached for them. `carried` has the `sequence` of
+    each message that a cut or a start has."""
+    events, plan = history.events, history.plan
+    of_messages = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(carried, "sequence")
+    rows = (
+        message_rows(of_messages, history.commits, history.proofs)
+        .repartition("sequence")
+        .sortWithinPartitions("sequence", "event")
+    )
+    marks = _marks(history)
+    recoveries = _recoveries(history)
+    counts: Counts = {}
+    if any(recoveries.values()):
+        rows = rows.persist()
+        marks, counts = _with_losses(rows, marks, recoveries)
+    follow = partial(_message_states, marks=marks, cuts=plan.cuts())
+    states = rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)).persist()
+    consumers = _consumer_rows(history, states)
+    starts = events.sparkSession.createDataFrame(_section_rows(history, recoveries, counts))
+    return states.unionByName(consumers).unionByName(starts), [rows, states]
+
+
+# ---- Marks, starts, and what they must find ----
+
+
+def _marks(history: CutHistory) -> dict[str, list[TimelineRow]]:
+    """Return by queue what applies to all messages."""
+    own = history.events.where(F.col("kind").isin("ended", "drained")).select("queue", "event", "kind").collect()
+    applied = [each for each in history.marks if each.code in RESETS]
+    marks = {queue: [*applied] for queue in history.plan.totals}
+    for queue, event, kind in own:
+        marks[queue].append(TimelineRow(event, 0, CODES[kind]))
+    return {queue: sorted(some, key=attrgetter("event")) for queue, some in marks.items()}
+
+
+def _recoveries(history: CutHistory) -> Recoveries:
+    starts = [each for each in history.marks if each.code == EventCode.RUN_STARTED]
+    starts = [each for each in starts if each.number & StartFlag.CONTINUED]
+    if not starts:
+        return {}
+    recovered_event = F.when(F.col("kind") == "recovered", F.col("event"))
+    firsts = (
+        history.events.where(F.col("kind").isin(*CODES))
+        .groupBy("queue", "run")
+        .agg(
+            F.min("event").alias("event"),
+            F.min(recovered_event).alias("recovered"),
+            F.min_by(F.col("count"), recovered_event).alias("count"),
+        )
+    )
+    own: dict[str, list[TimelineRow]] = {queue: [*history.marks] for queue in history.plan.totals}
+    for queue, _, event, recovered_at, count in firsts.collect():
+        is_recovered = event == recovered_at
+        code = EventCode.RECOVERED if is_recovered else EventCode.ACCEPTED
+        own[queue].append(TimelineRow(event, 0, code, number=count if is_recovered else 0))
+    for rows in own.values():
+        rows.sort(key=attrgetter("event"))
+    return {
+        queue: [(start, rows[bisect_left(rows, start.event + 1, key=attrgetter("event"))]) for start in starts]
+        for queue, rows in own.items()
+    }
+
+
+def _with_losses(
+    rows: DataFrame, marks: Mapping[str, Sequence[TimelineRow]], recoveries: Recoveries
+) -> tuple[dict[str, list[TimelineRow]], Counts]:
+    """Add a mark for each start that has recovered fewer messages than are certain. Return with them what each start
+    must find. See `sections.py`: it is counted until nothing changes."""
+    points = {queue: [start.event + 1 for start, _ in some] for queue, some in recoveries.items()}
+    lost: dict[str, list[TimelineRow]] = {}
+    while True:
+        with_lost = {queue: ordered(some, lost.get(queue, ())) for queue, some in marks.items()}
+        counts = _count(rows, with_lost, points)
+        found = {
+            queue: [
+                TimelineRow(row.event, row.at, EventCode.NOT_RECOVERED)
+                for start, row in some
+                if is_known(start, row) and recovered(row) < counts.get((queue, start.event + 1), (0, 0))[0]
+            ]
+            for queue, some in recoveries.items()
+        }
+        if found == lost or not any([*found.values(), *lost.values()]):
+            return with_lost, counts
+        lost = found
+
+
+def _count(rows: DataFrame, marks: Mapping[str, Sequence[TimelineRow]], points: Mapping[str, Sequence[int]]) -> Counts:
+    count = partial(_count_states, marks=marks, points=points)
+    sums = rows.mapInArrow(count, from_arrow_schema(_COUNTS)).groupBy("queue", "point").sum("certain", "uncertain")
+    return {(queue, point): (certain, uncertain) for queue, point, certain, uncertain in sums.collect()}
+
+
+# ---- Messages, in Spark's workers ----
+
+
+def _count_states(
+    batches: Iterable[pa.RecordBatch],
+    marks: Mapping[str, Sequence[TimelineRow]],
+    points: Mapping[str, Sequence[int]],
+) -> Iterator[pa.RecordBatch]:
+    certain: Counter[tuple[str, int]] = Counter()
+    uncertain: Counter[tuple[str, int]] = Counter()
+    for queue, rows in _messages(batches):
+        for point, message in Lifetime(rows[0].sequence).states(rows, marks[queue], points[queue]):
+            (certain if message.state in CERTAIN else uncertain)[queue, point] += 1
+    keys = certain.keys() | uncertain.keys()
+    yield _batch([(*key, certain[key], uncertain[key]) for key in keys], _COUNTS)
+
+
+def _message_states(
+    batches: Iterable[pa.RecordBatch],
+    marks: Mapping[str, Sequence[TimelineRow]],
+    cuts: Mapping[str, Mapping[int, int]],
+) -> Iterator[pa.RecordBatch]:
+    points = {queue: [*some] for queue, some in cuts.items()}
+    found: list[tuple[Any, ...]] = []
+    for queue, rows in _messages(batches):
+        for cut, message in Lifetime(rows[0].sequence).states(rows, marks[queue], points[queue]):
+            message.arrival, message.delivery = -message.arrival, -message.delivery
+            dispatch = message.subscription if message.state is MessageState.HELD else 0
+            key = (queue, cuts[queue][cut], cut - 1, int(CutCode.MESSAGE))
+            found.append((*key, message.sequence, message.consumer, dispatch, encode(message)))
+        if len(found) >= BATCH_ROWS:
+            yield _batch(found, CUT_SCHEMA)
+            found = []
+    yield _batch(found, CUT_SCHEMA)
+
+
+BATCH_ROWS = 50_000
+"""Number of rows that are gathered before Spark gets them."""
+
+
+def _messages(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[TimelineRow]]]:
+    """Yield the queue and the rows of each message."""
+    rows = ((queue, TimelineRow(*row)) for queue, *row in _tuples(batches))
+    for (queue, _), group in groupby(rows, key=lambda each: (each[0], each[1].sequence)):
+        yield queue, [row for _, row in group]
+
+
+def _tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# ---- Consumers ----
+
+
+def _consumer_rows(history: CutHistory, states: DataFrame) -> DataFrame:
+    """Return the rows of consumers, and of the subscriptions that hold messages."""
+    columns = ("queue", "event", "code", "sequence", "consumer", "number", "detail_code")
+    own = encoded_rows(history.events.where(F.col("kind").isin(*_CONSUMER_KINDS))).select(*columns)
+    held = states.where("number > 0").select(
+        "queue",
+        F.col("number").alias("event"),
+        F.lit(_HELD).alias("code"),
+        "sequence",
+        "consumer",
+        (states["event"] + 1).alias("number"),
+        F.lit(0).alias("detail_code"),
+    )
+    dispatches = _dispatches(history, own)
+    rows = own.unionByName(held)
+    if dispatches is not None:
+        rows = rows.unionByName(dispatches)
+    resets = [each for each in history.marks if each.code in RESETS]
+    follow = partial(_follow_consumers, resets=resets, cuts=history.plan.cuts())
+    return (
+        rows.select(*columns)
+        .repartition("queue", "consumer")
+        .sortWithinPartitions("queue", "consumer", "event", "code")
+        .mapInArrow(follow, from_arrow_schema(CUT_SCHEMA))
+    )
+
+
+def _dispatches(history: CutHistory, consumers: DataFrame) -> DataFrame | None:
+    """Return rows of dispatches to consumers that pull, and of those after a gap. A row stands for all dispatches of a
+    section to a consumer between two other events of the consumer; its `detail_code` is how many are left out. None if
+    there are none."""
+    pulling = (
+        history.events.where((F.col("kind") == "subscribed") & F.col("mode").contains(PULLING))
+        .select("queue", "consumer", F.lit(True).alias("pulls"))
+        .distinct()
+    )
+    stretches = _stretches_after_gaps(history.marks)
+    if not stretches and not pulling.count():
+        return None
+    is_after_gap = F.lit(False)
+    if stretches:
+        begins, ends = map(list, zip(*stretches, strict=True))
+        zipped = F.arrays_zip(F.lit(begins).alias("gap"), F.lit(ends).alias("end"))
+        is_after_gap = F.exists(zipped, lambda each: F.col("event").between(each["gap"], each["end"]))
+    dispatches = (
+        history.events.where("kind = 'dispatched'")
+        .select("queue", "consumer", "event", F.lit(int(EventCode.DISPATCHED)).alias("code"))
+        .join(pulling, ["queue", "consumer"], "left")
+        .where(F.coalesce("pulls", F.lit(False)) | is_after_gap)
+    )
+    before = Window.partitionBy("queue", "consumer").orderBy("event")
+    is_other = F.col("code") != int(EventCode.DISPATCHED)
+    joined = dispatches.unionByName(consumers.select("queue", "consumer", "event", "code"), allowMissingColumns=True)
+    return (
+        history.plan.with_sections(joined)
+        .withColumn("since", F.last(F.when(is_other, F.col("event")), ignorenulls=True).over(before))
+        .where(~is_other & F.col("since").isNotNull())
+        .groupBy("queue", "consumer", "since", "section")
+        .agg(F.min("event").alias("event"), F.count("*").alias("dispatches"))
+        .select(
+            "queue",
+            "event",
+            F.lit(int(EventCode.DISPATCHED)).alias("code"),
+            F.lit(-1).alias("sequence"),
+            "consumer",
+            F.lit(0).alias("number"),
+            (F.col("dispatches") - 1).alias("detail_code"),
+        )
+    )
+
+
+def _stretches_after_gaps(marks: Sequence[TimelineRow]) -> list[tuple[int, int]]:
+    """Return each gap with the next start or gap, unless that one follows at once, as after a crash."""
+    resets = [each for each in marks if each.code in RESETS]
+    ends = [each.event for each in resets[1:]] + [NEVER]
+    return [
+        (each.event, end)
+        for each, end in zip(resets, ends, strict=bool(resets))
+        if each.code == EventCode.GAP and end > each.number + 1
+    ]
+
+
+def _follow_consumers(
+    batches: Iterable[pa.RecordBatch],
+    resets: Sequence[TimelineRow],
+    cuts: Mapping[str, Mapping[int, int]],
+) -> Iterator[pa.RecordBatch]:
+    found: list[tuple[Any, ...]] = []
+    for (queue, consumer), group in groupby(_tuples(batches), key=itemgetter(0, 4)):
+        rows = [
+            TimelineRow(event, 0, code, sequence, consumer, number, detail_code=detail_code)
+            for _, event, code, sequence, _, number, detail_code in group
+        ]
+        found += ((queue, *row) for row in _of_consumer(rows, resets, cuts[queue]))
+        if len(found) >= BATCH_ROWS:
+            yield _batch(found, CUT_SCHEMA)
+            found = []
+    yield _batch(found, CUT_SCHEMA)
+
+
+def _of_consumer(
+    rows: Sequence[TimelineRow], resets: Sequence[TimelineRow], sections: Mapping[int, int]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of one consumer at all cuts, without the queue. `sections` are the sections by first event."""
+    own = [row for row in rows if row.code != _HELD]
+    if not own:
+        return
+    held = [row for row in rows if row.code == _HELD]
+    cuts = [*sections]
+    end = max([_end_of_consumer(own, resets), *(each.number for each in held)])
+    subscription = Subscription(own, resets, cuts[: bisect_left(cuts, end + 1)])
+    holders: defaultdict[int, set[int]] = defaultdict(set)
+    for each in held:
+        since = subscription.holder(each.event)
+        if since:
+            holders[each.number].add(since)
+            key = (sections[each.number], each.number - 1, int(CutCode.HOLDER))
+            yield *key, each.sequence, each.consumer, since, b""
+    for cut, states in subscription.states.items():
+        for state in states:
+            if not state.has_ended or state.since in holders[cut]:
+                yield sections[cut], cut - 1, int(CutCode.CONSUMER), -1, state.number, 0, encode(state)
+        if _has_dispatch_after_gap(subscription.plain_dispatches, resets, cut):
+            yield sections[cut], cut - 1, int(CutCode.GAP_DISPATCH), -1, own[0].consumer, 0, b""
+
+
+def _end_of_consumer(rows: Sequence[TimelineRow], resets: Sequence[TimelineRow]) -> int:
+    """Return the last event before which a cut may have rows of the consumer, unless the consumer holds a message."""
+    last = rows[-1]
+    if last.code == EventCode.UNSUBSCRIBED and all(row.code != EventCode.DISPATCHED for row in rows):
+        return last.event
+    position = bisect_left(resets, last.event, key=attrgetter("event"))
+    return resets[position].event if position < len(resets) else NEVER
+
+
+def _has_dispatch_after_gap(dispatches: Sequence[int], resets: Sequence[TimelineRow], cut: int) -> bool:
+    reset = last_before(resets, cut)
+    if not dispatches or reset is None or reset.code != EventCode.GAP:
+        return False
+    return bisect_left(dispatches, cut) > bisect_left(dispatches, reset.event)
+
+
+def last_before(rows: Sequence[TimelineRow], event: int) -> TimelineRow | None:
+    position = bisect_left(rows, event, key=attrgetter("event"))
+    return rows[position - 1] if position else None
+
+
+# ---- The queues themselves ----
+
+
+def _section_rows(history: CutHistory, recoveries: Recoveries, counts: Counts) -> pa.Table:
+    plan = history.plan
+    resets = [each for each in history.marks if each.code in RESETS]
+    rows = []
+    for number, each in enumerate(plan.sections):
+        reset = last_before(resets, each.first)
+        row = QueueRow(each.arrivals, 0, each.ticks)
+        row.knows_consumers = row.knows_exclusive = reset is not None and reset.code == EventCode.RUN_STARTED
+        row.is_paused = each.paused > max(each.resumed, reset.event if reset is not None else 0)
+        for start, until in recoveries.get(each.queue, ()):
+            if start.event < each.first <= until.event:
+                row.expected = counts.get((each.queue, start.event + 1), (0, 0))
+                row.start_flags, row.start_event = start.number, start.event
+        following = plan.sections[number + 1] if number + 1 < len(plan.sections) else None
+        end = following.first if following is not None and following.queue == each.queue else NEVER
+        payload = encode(SectionRow(each.first, row, end, plan.totals[each.queue]))
+        rows.append((each.queue, number, each.first - 1, int(CutCode.SECTION), -1, -1, 0, payload))
+    return pa.Table.from_batches([_batch(rows, CUT_SCHEMA)])

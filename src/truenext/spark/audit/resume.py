@@ -1,0 +1,168 @@
+"""Saved cut in Spark: what an audit that goes on needs of the events before, without reading them.
+
+saved rows ──┬──▶ rows of cuts for the sweep ◀── commits since, for messages that were not durable yet
+             ├──▶ messages that exist, and which of them are expiring ──▶ events after an end
+             └──▶ messages of open batches, as events `accepted` ───────▶ commits and proofs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from truenext.errors import ConfigurationError, HistoryError
+from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
+from truenext.spark.audit.cut_rows import CUT_SCHEMA
+from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
+from truenext.spark.audit.runs import BLOCK_BITS
+from truenext.spark.audit.sections import RESETS
+from truenext.spark.audit.state import AuditState
+from truenext.spark.audit.timeline import with_visibility
+
+SAVED_COLUMNS = ("queue", "code", "sequence", "number", "persistent", "payload", "run", "batch")
+"""Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. `run` and `batch`
+belong to a message that was not durable yet, else they are null."""
+
+
+@dataclass(frozen=True)
+class SavedAudit:
+    state: AuditState
+    cut: DataFrame
+    """Rows of the cut after the last event of `state`, with SAVED_COLUMNS."""
+
+    def has_new_events(self, events: DataFrame, queue: str | None) -> bool:
+        """Return whether the `events` of a history have later ones than this state.
+
+        Raises: ConfigurationError if the state is of another queue; HistoryError if the history does not go on from it
+        """
+        state = self.state
+        if queue != state.queue:
+            what = "all queues" if state.queue is None else f"the queue {state.queue!r} alone"
+            raise ConfigurationError(
+                f"the state is that of an audit of {what}: audit the same, or name an empty folder"
+            )
+        last = events.agg(
+            F.max("event"),
+            F.min(F.when(F.col("event") > state.last_event, F.col("run"))),
+            F.max(F.when(F.col("event") == state.last_event, F.unix_micros("at"))),
+        )
+        last_event, run, at = last.collect()[0]
+        is_other = (run is not None and run < state.run) or (at is not None and at != state.last_at)
+        if last_event is None or last_event < state.last_event or is_other:
+            raise HistoryError(
+                f"the history does not go on from event {state.last_event:,}, where the state ends: it is another "
+                "broker's, or an older copy; name the folder of that broker, or an empty folder for the state"
+            )
+        return bool(last_event > state.last_event)
+
+    def after(self, events: DataFrame) -> DataFrame:
+        return events.where(F.col("event") > self.state.last_event)
+
+    def before(self, events: DataFrame) -> DataFrame:
+        return events.where(F.col("event") <= self.state.last_event)
+
+    def block(self) -> DataFrame:
+        """Return a row for `blocks` (runs.py) that stands for the last event before the cut."""
+        state = self.state
+        last = state.last_event
+        stores = [] if state.store is None else [state.store]
+        row = (state.run, last >> BLOCK_BITS, 1, last, last, state.last_at, stores, state.is_recovered)
+        schema = (
+            "run int, block bigint, events bigint, first bigint, last bigint, last_at bigint, stores array<string>, "
+            "is_recovered boolean"
+        )
+        return self.cut.sparkSession.createDataFrame([row], schema)
+
+    def opened(self) -> DataFrame:
+        """Return messages that were not durable yet, as events `accepted`."""
+        columns = ("queue", "sequence", "run", "batch", "persistent", F.lit("accepted").alias("kind"))
+        return self.cut.where("batch is not null").select(*columns)
+
+    def kept(self) -> DataFrame:
+        """Return the messages that exist, as events `accepted` at the cut, with their payload."""
+        return self.cut.where(F.col("code") == int(CutCode.SAVED)).select(
+            *("queue", "sequence", "persistent", "payload"),
+            F.lit(self.state.last_event).alias("event"),
+            F.lit("accepted").alias("kind"),
+            (F.col("number") > 0).alias("is_expiring"),
+        )
+
+    def rows(self, commits: DataFrame, proofs: DataFrame) -> DataFrame:
+        """Return the rows of the cut, with CUT_SCHEMA. Messages that have become durable since have the event."""
+        visible = self.opened().transform(with_visibility, commits, proofs)
+        opened = (
+            self.cut.where("batch is not null")
+            .join(visible.select("sequence", "visible_event", "visible_at"), "sequence", "left")
+            .mapInArrow(_become_durable, from_arrow_schema(_ROWS))
+        )
+        rows = self.cut.where("batch is null").select(*_ROWS.names).unionByName(opened)
+        return rows.select(
+            "queue",
+            F.lit(None).cast("bigint").alias("section"),
+            F.lit(self.state.last_event).alias("event"),
+            "code",
+            "sequence",
+            F.lit(-1).cast("bigint").alias("consumer"),
+            "number",
+            "payload",
+        ).select(*CUT_SCHEMA.names)
+
+    def fresh(self, *, is_recovered: bool) -> SectionRow:
+        """Return the beginning of a queue that has no row in the cut. `is_recovered` says whether the run of the last
+        event has finished its recovery by now."""
+        resets = [each for each in self.state.marks if each.code in RESETS]
+        queue = QueueRow()
+        start = resets[-1] if resets and resets[-1].code == EventCode.RUN_STARTED else None
+        queue.knows_consumers = queue.knows_exclusive = start is not None
+        if start is not None and start.number & StartFlag.CONTINUED:
+            queue.expected, queue.start_event = (0, 0), start.event
+            queue.start_flags = start.number | (StartFlag.RECOVERED if is_recovered else 0)
+        return SectionRow(self.state.last_event + 1, queue, NEVER, 0)
+
+
+_ROWS = pa.schema(
+    {
+        "queue": pa.string(),
+        **dict.fromkeys(("code", "sequence", "number"), pa.int64()),
+        "payload": pa.binary(),
+    }
+)
+
+
+def _become_durable(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        payloads = []
+        columns = [batch.column(name).to_pylist() for name in ("payload", "visible_event", "visible_at")]
+        for payload, event, at in zip(*columns, strict=True):
+            message = msgspec.msgpack.decode(payload, type=MessageRow)
+            # A return may have shown already that the message is visible.
+            if event is not None and message.visible_event == NEVER:
+                message.visible_event, message.visible_at = event, at
+            payloads.append(msgspec.msgpack.encode(message))
+        arrays = [*(batch.column(name) for name in _ROWS.names[:-1]), pa.array(payloads, pa.binary())]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ROWS)
+
+
+def saved_rows(sweep_rows: DataFrame, accepted: DataFrame, commits: DataFrame, run: int) -> DataFrame:
+    """Return the rows of the cut at the end of a sweep, with SAVED_COLUMNS. `accepted` are the messages of the history,
+    those that were open before included; `run` is its last run."""
+    durable = commits.where(F.col("run") == run).agg(F.coalesce(F.max("batch"), F.lit(0)).alias("durable"))
+    opened = (
+        accepted.where((F.col("kind") == "accepted") & (F.col("batch") > 0) & (F.col("run") == run))
+        .crossJoin(F.broadcast(durable))
+        .where("batch > durable")
+        .select("sequence", F.col("run").cast("int"), F.col("batch").cast("bigint"))
+    )
+    rows = sweep_rows.where(F.col("row") == "saved")
+    return rows.join(opened, "sequence", "left").select(*SAVED_COLUMNS)
+
+
+def reset_marks(marks: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:
+    """Return the starts of runs, and the gaps."""
+    return tuple(each for each in marks if each.code in RESETS)

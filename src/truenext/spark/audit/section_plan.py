@@ -1,0 +1,154 @@
+"""Plan of an audit in sections: which queues are cut, and before which events.
+
+A queue with many events is cut, so that several tasks audit it at once. Each section starts with the messages that its
+queue has then: the more there are, the longer the section, so that cuts at most double the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from truenext.spark.audit.lifetime import ENDS
+from truenext.spark.audit.timeline import CODES, kinds
+
+SECTION_EVENTS = 1_000_000
+"""Least number of a queue's events in a section. A queue with less than twice as many is not cut."""
+
+GRAINS = 16
+"""Number of places in such a section at which it may end."""
+
+
+class Grain(NamedTuple):
+    """Events of a queue in a range of event numbers."""
+
+    queue: str
+    grain: int
+    events: int
+    arrivals: int
+    ends: int
+    paused: int
+    """Last event `paused`, or 0."""
+    resumed: int
+    """Last event `resumed`, or 0."""
+
+
+class Section(NamedTuple):
+    queue: str
+    first: int
+    """First event number; 0 for the first section of a queue."""
+    arrivals: int
+    """Number of messages that the queue had accepted before."""
+    ticks: int
+    """Number of the queue's events before."""
+    paused: int
+    resumed: int
+    """Last events `paused` and `resumed` before, or 0."""
+
+
+@dataclass(frozen=True)
+class SectionPlan:
+    sections: list[Section]
+    """Sections of all queues that are cut, by queue and in order. Their positions in this list are the column `section`
+    of tables."""
+    totals: dict[str, int]
+    """Number of events of each queue that is cut."""
+    table: DataFrame
+    """`queue`, `grain` and `section`, for all ranges of event numbers."""
+    grain_bits: int
+
+    def with_sections(self, rows: DataFrame) -> DataFrame:
+        """Add the column `section` to rows with `queue` and `event`. Null if the queue is not cut."""
+        ranged = rows.withColumn("grain", _grain(self.grain_bits))
+        return ranged.join(F.broadcast(self.table), ["queue", "grain"], "left").drop("grain")
+
+    def of_cut_queues(self, rows: DataFrame) -> DataFrame:
+        return rows.where(F.col("queue").isin(*self.totals))
+
+    def cuts(self) -> dict[str, dict[int, int]]:
+        """Return the column `section` by first event, of all sections but the first, by queue."""
+        cuts: dict[str, dict[int, int]] = {queue: {} for queue in self.totals}
+        for number, each in enumerate(self.sections):
+            if each.first:
+                cuts[each.queue][each.first] = number
+        return cuts
+
+
+def section_plan(events: DataFrame, first: int, last: int, section_events: int = SECTION_EVENTS) -> SectionPlan | None:
+    """Return how the queues with many of the `events` are cut; None if no queue is. `first` and `last` are the limits
+    of all event numbers."""
+    if last - first + 1 < 2 * section_events:
+        return None
+    of_queues = events.where(F.col("kind").isin(*CODES))
+    counts = (
+        of_queues.groupBy("queue").count().where((F.col("count") >= 2 * section_events) & F.col("queue").isNotNull())
+    )
+    queues = [row["queue"] for row in counts.collect()]
+    if not queues:
+        return None
+    bits = max(section_events // GRAINS, 1).bit_length() - 1
+    rows = of_queues.where(F.col("queue").isin(*queues)).groupBy("queue", _grain(bits).alias("grain")).agg(*_counts())
+    grains = [Grain(*row) for row in rows.orderBy("queue", "grain").collect()]
+    sections: list[Section] = []
+    for _, some in groupby(grains, key=attrgetter("queue")):
+        sections += queue_sections([*some], bits, section_events)
+    totals = {queue: sum(each.events for each in some) for queue, some in groupby(grains, key=attrgetter("queue"))}
+    table = _table(sections, first >> bits, last + 1 >> bits, bits)
+    return SectionPlan(sections, totals, events.sparkSession.createDataFrame(table), bits)
+
+
+def _grain(bits: int) -> Column:
+    return F.shiftright("event", bits)
+
+
+def _counts() -> list[Column]:
+    kind, event = F.col("kind"), F.col("event")
+    last = {each: F.coalesce(F.max(F.when(kind == each, event)), F.lit(0)) for each in ("paused", "resumed")}
+    return [
+        F.count("*").alias("events"),
+        F.count_if(kind == "accepted").alias("arrivals"),
+        F.count_if(kind.isin(*kinds(ENDS))).alias("ends"),
+        *(column.alias(name) for name, column in last.items()),
+    ]
+
+
+def queue_sections(grains: Sequence[Grain], bits: int, section_events: int) -> Iterable[Section]:
+    """Yield the sections of one queue. Each has at least `section_events` events, and at least as many as messages wait
+    at any of its grains."""
+    left = sum(each.events for each in grains)
+    section = Section(grains[0].queue, 0, 0, 0, 0, 0)
+    arrivals = ticks = backlog = largest = paused = resumed = 0
+    yield section
+    for each in grains:
+        arrivals, ticks, left = arrivals + each.arrivals, ticks + each.events, left - each.events
+        backlog = max(backlog + each.arrivals - each.ends, 0)
+        largest = max(largest, backlog)
+        paused, resumed = max(paused, each.paused), max(resumed, each.resumed)
+        least = max(section_events, largest)
+        # A short rest belongs to the last section.
+        if ticks - section.ticks >= least and left > max(section_events, backlog) // 2:
+            section = Section(each.queue, each.grain + 1 << bits, arrivals, ticks, paused, resumed)
+            largest = backlog
+            yield section
+
+
+def _table(sections: Sequence[Section], first_grain: int, last_grain: int, bits: int) -> pa.Table:
+    """Return the section of each queue and grain, for grains without events, too."""
+    names: list[str] = []
+    grains: list[int] = []
+    numbers: list[int] = []
+    for number, each in enumerate(sections):
+        is_last = number + 1 == len(sections) or sections[number + 1].queue != each.queue
+        end = last_grain + 1 if is_last else sections[number + 1].first >> bits
+        own = range(max(each.first >> bits, first_grain), end)
+        names += [each.queue] * len(own)
+        grains += own
+        numbers += [number] * len(own)
+    return pa.table({"queue": names, "grain": grains, "section": numbers})

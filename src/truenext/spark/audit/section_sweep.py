@@ -1,0 +1,374 @@
+"""Sweep over sections: audits the sections of queues that are cut, each from its cut, and joins their results.
+
+rows of cuts and events ──▶ one QueueAudit for each section ──▶ rows of the sweep ──┬──▶ positions, idle times joined
+                                                              └─▶ ends of sections ─┘
+
+A section counts deliveries anew, and does not know where a message of an earlier one arrived. So each section also says
+what it had counted, and the positions of the messages that it leaves to the next ones.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from truenext.spark.audit.cut import (
+    ConsumerRow,
+    CutCode,
+    IdleEdges,
+    IdleTime,
+    MessageRow,
+    QueueCut,
+    QueueRow,
+    SectionRow,
+    depth_mask,
+    join_idle_times,
+)
+from truenext.spark.audit.model import NEVER, Finding, TimelineRow
+from truenext.spark.audit.queue_audit import QueueAudit
+from truenext.spark.audit.section_plan import SectionPlan
+from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
+from truenext.spark.audit.timeline import COLUMNS, partitions
+
+WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
+"""Beginning of a queue whose whole history is audited."""
+
+encode = msgspec.msgpack.encode
+
+SECTION_SCHEMA = pa.schema(
+    [
+        *SWEEP_SCHEMA,
+        *(pa.field(name, pa.int64()) for name in ("section", "code", "number")),
+        pa.field("payload", pa.binary()),
+    ]
+)
+"""Schema of the rows of sections: `section` is null for queues that are not cut. Three more kinds of rows: `end` has
+the idle times at the edges of a section, and its first dispatches in `delivery`; `position` has the positions that a
+section has counted of a message which it leaves to later ones; `saved` is a row of the cut at the end of the history,
+with a CutCode in `code`, and 1 in `number` for a message that is expiring."""
+
+
+class Stop(NamedTuple):
+    """Place where the history ends for now, and is cut."""
+
+    event: int
+    """First event that the history does not have yet."""
+    at: int
+    """Time of the last event, in microseconds."""
+
+
+def sweep_sections(
+    rows: DataFrame,
+    cuts: DataFrame | None,
+    plan: SectionPlan | None,
+    stuck_limit: int,
+    *,
+    fresh: SectionRow = WHOLE,
+    stop: Stop | None = None,
+) -> DataFrame:
+    """Audit the `rows` of all queues, of those in `plan` by section, and return rows with SECTION_SCHEMA. `fresh` is
+    the beginning of queues without rows in `cuts`. With `stop` the rows have the cut there."""
+    number = partitions(rows)
+    # Sections go to the tasks in turn, as a hash would give some tasks several.
+    task = F.coalesce(F.col("section"), F.pmod(F.hash("queue"), F.lit(number)))
+    sectioned = rows.withColumn("section", F.lit(None).cast("bigint")) if plan is None else plan.with_sections(rows)
+    audit = partial(sweep_batches, stuck_limit=stuck_limit, fresh=fresh, stop=stop)
+    if cuts is None:
+        sectioned = sectioned.withColumn("payload", F.lit(None).cast("binary"))
+    else:
+        sectioned = sectioned.unionByName(cuts, allowMissingColumns=True)
+    return (
+        sectioned.select(*COLUMNS, "section", "payload")
+        .withColumn("task", F.pmod(task, F.lit(number)).cast("int"))
+        .repartitionById(number, F.col("task"))
+        .drop("task")
+        .sortWithinPartitions("event")
+        .mapInArrow(audit, from_arrow_schema(SECTION_SCHEMA))
+    )
+
+
+# ---- In Spark's workers ----
+
+
+def sweep_batches(
+    batches: Iterable[pa.RecordBatch], stuck_limit: int, fresh: SectionRow = WHOLE, stop: Stop | None = None
+) -> Iterator[pa.RecordBatch]:
+    # See sweep.py.
+    gc.disable()
+    try:
+        yield from _sweep(batches, partial(_SectionAudit, stuck_limit=stuck_limit, fresh=fresh, stop=stop))
+    finally:
+        gc.enable()
+
+
+def _sweep(
+    batches: Iterable[pa.RecordBatch], start: Callable[[tuple[str, int]], _SectionAudit]
+) -> Iterator[pa.RecordBatch]:
+    running: dict[tuple[str, int], _SectionAudit] = {}
+    for batch in batches:
+        keys, indices = _keys(batch)
+        audits = [running.setdefault(key, start(key)) for key in keys]
+        is_cut = np.asarray(batch.column("payload").is_valid())
+        if is_cut.any():
+            cut_rows = batch.filter(pa.array(is_cut))
+            names = ("code", "sequence", "number", "payload")
+            columns = [cut_rows.column(name).to_pylist() for name in names]
+            for index, *row in zip(indices[is_cut].tolist(), *columns, strict=True):
+                audits[index].add(*row)
+            batch, indices = batch.filter(pa.array(~is_cut)), indices[~is_cut]
+        if batch.num_rows:
+            used = {index: audits[index] for index in np.unique(indices).tolist()}
+            queue_audits = {index: each.audit for index, each in used.items()}
+            rest = [batch.column(name).to_numpy(zero_copy_only=False).tolist() for name in TimelineRow._fields]
+            process([queue_audits[index] for index in indices.tolist()], rest)
+            last = rest[0][-1]
+            for each in used.values():
+                yield from each.flush(at_least=FLUSH_ROWS)
+            for key in [key for key, each in running.items() if each.end <= last]:
+                yield from running.pop(key).finish()
+    for each in running.values():
+        yield from each.finish()
+
+
+def _keys(batch: pa.RecordBatch) -> tuple[list[tuple[str, int]], np.ndarray]:
+    """Return the queues and sections of a batch, -1 for none, and which of them each row has."""
+    queues = batch.column("queue").dictionary_encode()
+    sections = batch.column("section").fill_null(-1).to_numpy(zero_copy_only=False)
+    names = queues.dictionary.to_pylist()
+    numbers, indices = np.unique(
+        (sections + 1) * len(names) + queues.indices.to_numpy(zero_copy_only=False), return_inverse=True
+    )
+    return [(names[each % len(names)], each // len(names) - 1) for each in numbers.tolist()], indices
+
+
+class _SectionAudit:
+    """Audit of a section, or of a whole queue that is not cut."""
+
+    def __init__(self, key: tuple[str, int], stuck_limit: int, fresh: SectionRow, stop: Stop | None) -> None:
+        self.queue, section = key
+        self.section = None if section < 0 else section
+        self.stuck_limit = stuck_limit
+        self.start = self.fresh = fresh
+        self.has_gap_dispatch = False
+        self.consumers: list[ConsumerRow] = []
+        self.messages: list[MessageRow] = []
+        self.holders: dict[int, int] = {}
+        self._stop = stop
+        self._audit: QueueAudit | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start.end
+
+    def add(self, code: int, sequence: int, number: int, payload: bytes) -> None:
+        match code:
+            case CutCode.SECTION:
+                self.start = msgspec.msgpack.decode(payload, type=SectionRow)
+            case CutCode.CONSUMER:
+                self.consumers.append(msgspec.msgpack.decode(payload, type=ConsumerRow))
+            case CutCode.MESSAGE | CutCode.SAVED:
+                message = msgspec.msgpack.decode(payload, type=MessageRow)
+                self.messages.append(message)
+                if code == CutCode.SAVED:
+                    self.holders[sequence] = message.subscription
+            case CutCode.HOLDER:
+                self.holders[sequence] = number
+            case CutCode.GAP_DISPATCH:
+                self.has_gap_dispatch = True
+
+    @property
+    def audit(self) -> QueueAudit:
+        if self._audit is None:
+            self._audit = self._begin()
+        return self._audit
+
+    def _begin(self) -> QueueAudit:
+        for each in self.messages:
+            each.subscription = self.holders.get(each.sequence, 0)
+        # As in QueueAudit.save: this order decides which of several messages a finding names.
+        self.messages.sort(key=lambda each: each.sequence)
+        self.consumers.sort(key=lambda each: each.since)
+        queue = msgspec.structs.replace(self.start.queue)
+        queue.knows_exclusive |= self.has_gap_dispatch
+        if queue.expected is not None and queue.start_event == self.fresh.queue.start_event:
+            # Meanwhile the run may have finished its recovery.
+            queue.start_flags = self.fresh.queue.start_flags
+        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle)
+        audit = QueueAudit.begin(cut, self.stuck_limit)
+        self.messages, self.consumers = [], []
+        return audit
+
+    def flush(self, at_least: int = 0) -> Iterator[pa.RecordBatch]:
+        audit = self.audit
+        if len(audit.finished) + len(audit.findings) >= at_least:
+            yield from map(self._extended, flush(self.queue, audit))
+
+    def _extended(self, rows: pa.RecordBatch, **more: Sequence[object]) -> pa.RecordBatch:
+        """Return rows of the sweep with SECTION_SCHEMA."""
+        columns = {"section": [self.section] * rows.num_rows, **more}
+        nulls = [None] * rows.num_rows
+        arrays = [pa.array(columns.get(each.name, nulls), each.type) for each in [*SECTION_SCHEMA][rows.num_columns :]]
+        return pa.RecordBatch.from_arrays([*rows.columns, *arrays], schema=SECTION_SCHEMA)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        audit = self.audit
+        stop = self._stop if self.end == NEVER else None
+        if stop is not None:
+            audit.stop(*stop)
+        if self.section is not None:
+            mask = depth_mask(self.start.total)
+            audit.depth_points = [point for point in audit.depth_points if not point[0] & mask]
+        yield from self.flush()
+        yield from map(self._extended, depth_rows(self.queue, audit))
+        if self.section is not None:
+            yield from map(self._extended, chain(self._end_row(), self._position_rows()))
+        if stop is not None:
+            yield from self._saved_rows(audit.save(stop.event))
+
+    def _end_row(self) -> Iterator[pa.RecordBatch]:
+        edges = self.audit.edges
+        until, waiting = edges.carried_end if edges.carried_end is not None else (None, self.audit.waiting)
+        row: dict[str, object] = {"delivery": self.audit.first_dispatches, "duration": until, "waiting": waiting}
+        row["held"] = int(edges.is_carried)
+        if edges.begun is not None:
+            names = {"is_persistent": "persistent"}
+            row |= {names.get(name, name): getattr(edges.begun, name) for name in IdleTime.__struct_fields__}
+        yield from table_rows("end", self.queue, 1, {name: [value] for name, value in row.items()})
+
+    def _position_rows(self) -> Iterator[pa.RecordBatch]:
+        left = [
+            (each.sequence, max(each.arrival, 0), max(each.delivery, 0))
+            for each in chain(self.audit.messages.values(), self.audit.expiring.values())
+            if each.arrival > 0 or each.delivery > 0
+        ]
+        for start in range(0, len(left), FLUSH_ROWS):
+            some = left[start : start + FLUSH_ROWS]
+            names = ("sequence", "arrival", "delivery")
+            columns = dict(zip(names, map(list, zip(*some, strict=True)), strict=True))
+            yield from table_rows("position", self.queue, len(some), columns)
+
+    def _saved_rows(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
+        section = SectionRow(cut.event, cut.queue, NEVER, 0, cut.idle)
+        coded = [(CutCode.SECTION, section), *((CutCode.CONSUMER, each) for each in cut.consumers)]
+        yield self._saved(len(coded), {}, coded=coded)
+        for start in range(0, len(cut.messages), FLUSH_ROWS):
+            some = cut.messages[start : start + FLUSH_ROWS]
+            columns: dict[str, list[Any]] = {
+                "sequence": [each.sequence for each in some],
+                "persistent": [each.is_persistent for each in some],
+                "arrival": [each.arrival for each in some],
+                "delivery": [each.delivery for each in some],
+            }
+            coded = [(CutCode.SAVED, each) for each in some]
+            yield self._saved(len(some), columns, coded=coded, number=[int(each.is_expiring) for each in some])
+
+    def _saved(
+        self,
+        length: int,
+        columns: dict[str, list[Any]],
+        *,
+        coded: Sequence[tuple[CutCode, msgspec.Struct]],
+        number: Sequence[int] = (),
+    ) -> pa.RecordBatch:
+        (rows,) = table_rows("saved", self.queue, length, columns)
+        codes, payloads = [int(code) for code, _ in coded], [encode(row) for _, row in coded]
+        return self._extended(rows, code=codes, number=number or [0] * length, payload=payloads)
+
+
+# ---- After the sweep ----
+
+
+def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> DataFrame:
+    """Return the rows of all sections as rows of one sweep over whole queues, with SECTION_SCHEMA but `section`."""
+    spark = rows.sparkSession
+    ends = {end["section"]: end for end in rows.where(F.col("row") == "end").collect()}
+    bases: list[int] = []
+    found: list[tuple[str, Finding]] = []
+    saved: dict[str, tuple[int, IdleTime | None]] = {}
+    for queue, some in groupby(range(len(plan.sections)), key=lambda number: plan.sections[number].queue):
+        numbers = [*some]
+        total = 0
+        for number in numbers:
+            bases.append(total)
+            total += ends[number]["delivery"]
+        findings, idle = join_idle_times([_edges(ends[number].asDict()) for number in numbers], stuck_limit)
+        if idle is not None and stop is not None and stop.at - idle.at > stuck_limit:
+            findings.append(idle.finding(stop.at, ends[numbers[-1]]["waiting"]))
+            idle.at = NEVER
+        found += ((queue, each) for each in findings)
+        saved[queue] = total, idle
+    base_table = pa.table({"section": [*range(len(bases))], "base": bases})
+    based = rows.join(F.broadcast(spark.createDataFrame(base_table)), "section", "left").withColumn(
+        "delivery",
+        F.when(F.col("delivery") > 0, F.col("delivery") + F.coalesce("base", F.lit(0))).otherwise(F.col("delivery")),
+    )
+    is_far = F.coalesce(F.least("arrival", "delivery") < 0, F.lit(False))
+    positions = (
+        based.where(F.col("row") == "position")
+        .groupBy("sequence")
+        .agg(F.max("arrival").alias("true_arrival"), F.max("delivery").alias("true_delivery"))
+    )
+    known = based.where(F.col("row").isin("message", "finding", "depth", "saved"))
+    far = known.where(is_far).join(positions, "sequence", "left")
+    far = far.withColumns(
+        {
+            name: F.when(F.col(name) < 0, F.col(f"true_{name}")).otherwise(F.col(name))
+            for name in ("arrival", "delivery")
+        }
+    )
+    joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far.select(*SECTION_SCHEMA.names))
+    if stop is not None:
+        is_cut = (F.col("row") == "saved") & F.col("section").isNotNull()
+        placed = joined.where(is_cut).mapInArrow(partial(_placed, saved=saved), from_arrow_schema(SECTION_SCHEMA))
+        joined = joined.where(~is_cut).unionByName(placed)
+    if found:
+        joined = joined.unionByName(spark.createDataFrame(_finding_table(found)), allowMissingColumns=True)
+    return joined.drop("section")
+
+
+def _placed(
+    batches: Iterable[pa.RecordBatch], saved: Mapping[str, tuple[int, IdleTime | None]]
+) -> Iterator[pa.RecordBatch]:
+    """Write positions and idle times, which a section does not know, into the payloads of saved rows. `saved` has the
+    first dispatches and the idle time of each queue."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("queue", "code", "payload", "arrival", "delivery")]
+        payloads = []
+        for queue, code, payload, arrival, delivery in zip(*columns, strict=True):
+            if code == CutCode.SECTION:
+                section = msgspec.msgpack.decode(payload, type=SectionRow)
+                section.queue.first_dispatches, section.idle = saved[queue]
+                payload = encode(section)
+            elif code == CutCode.SAVED:
+                message = msgspec.msgpack.decode(payload, type=MessageRow)
+                message.arrival, message.delivery = arrival, delivery
+                payload = encode(message)
+            payloads.append(payload)
+        at = SECTION_SCHEMA.get_field_index("payload")
+        yield batch.set_column(at, SECTION_SCHEMA.field(at), pa.array(payloads, pa.binary()))
+
+
+def _edges(end: dict[str, int]) -> IdleEdges:
+    carried_end = None if end["duration"] is None else (end["duration"], end["waiting"])
+    begun = None
+    if end["event"] is not None:
+        begun = IdleTime(end["event"], end["at"], end["sequence"], end["priority"], bool(end["persistent"]))
+    return IdleEdges(carried_end, bool(end["held"]), begun)
+
+
+def _finding_table(found: list[tuple[str, Finding]]) -> pa.Table:
+    batches = (
+        table_rows("finding", queue, 1, {name: [value] for name, value in msgspec.structs.asdict(each).items()})
+        for queue, each in found
+    )
+    return pa.Table.from_batches([*chain.from_iterable(batches)])

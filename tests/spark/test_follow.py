@@ -1,0 +1,178 @@
+"""Tests of `truenext audit --follow`: each planted violation is told once, however the history is cut into batches
+and wherever the query is killed.
+
+TRUENEXT_FOLLOW=1 pytest tests/spark/test_follow.py   all of them: make follow
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.integration.broker_process import BrokerProcess
+from tests.spark.histories import Event, RandomHistory, joined
+from tests.spark.plain import outcomes_of
+from tests.spark.queues import url
+from truenext import blocking
+from truenext.errors import ConfigurationError
+from truenext.history.export import write_by_date
+from truenext.history.table import SCHEMA
+from truenext.spark.audit import follow as follow_module
+from truenext.spark.audit.follow import TABLES, Follower, Following, follow, merge
+from truenext.spark.audit.state import AuditSummary, StateFolder
+from truenext.spark.datasource import TruenextDataSource
+from truenext.spark.history.readers import history_schema
+
+STUCK_SECONDS = 10.0
+long = pytest.mark.skipif(not os.environ.get("TRUENEXT_FOLLOW"), reason="takes minutes: make follow")
+
+
+STEPS = ("audit", "tables", "report", "cut", "state")
+
+
+class Killed(Exception):
+    """Stands for a SIGKILL in the driver."""
+
+
+@contextmanager
+def killed_at(step: str) -> Iterator[None]:
+    """Kill the driver when it begins a step: before the audit, before, within and behind each write."""
+    steps: dict[str, tuple[object, str]] = {
+        "audit": (follow_module, "audit"),
+        "tables": (Follower, "_rows"),
+        "report": (Follower, "_send"),
+        "cut": (StateFolder, "write"),
+        "state": (Follower, "_tell"),
+    }
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed(step)
+
+    with patch.object(*steps[step], die):
+        yield
+
+
+def write_history(folder: Path, events: list[Event]) -> None:
+    rows = [{name: each.get(name) for name in SCHEMA.names} for each in events]
+    write_by_date(pa.Table.from_pylist(rows, SCHEMA), folder / "events", f"{events[0]['event']:016x}")
+
+
+def found_in(out: Path) -> list[tuple[Any, ...]]:
+    """Return the findings in the tables, in order."""
+    import pyarrow.parquet as pq
+
+    kinds = {"lost": "lost", "stuck": "stuck"}
+    return sorted(
+        (kinds.get(name) or row["kind"], row["queue"], row["event"], row["sequence"] or -1)
+        for name in TABLES
+        for path in sorted(out.glob(f"{name}/*/*.parquet"))
+        for row in pq.ParquetFile(path).read().to_pylist()
+    )
+
+
+def findings_of(events: list[Event]) -> list[tuple[Any, ...]]:
+    rows = (each for each in outcomes_of(events, STUCK_SECONDS) if each["row"] == "finding")
+    return sorted((each["kind"], each["queue"], each["event"], each["sequence"]) for each in rows)
+
+
+def run(spark: SparkSession, folder: Path, **more: Any) -> str:
+    """Follow up to the end of what is there, and return the verdict."""
+    state = folder / "state"
+    following = Following(
+        place=more.pop("place", {"path": str(folder / "history")}),
+        out=folder / "out",
+        stuck_seconds=STUCK_SECONDS,
+        **more,
+    )
+    with StateFolder.locked(state) as locked:
+        following.check(locked.read())
+        return str(follow(spark, following, locked, state, until_now=True))
+
+
+def judge(spark: SparkSession, folder: Path, piece: list[Event], report: dict[str, str] | None = None) -> None:
+    """Judge a micro-batch as a query does that has just been started."""
+    place = {"path": str(folder / "history")}
+    following = Following(place=place, out=folder / "out", stuck_seconds=STUCK_SECONDS, report_to=report)
+    rows = [tuple(each[name] for name in SCHEMA.names) for each in piece]
+    batch = spark.createDataFrame(rows, history_schema()).repartition(2)
+    with StateFolder.locked(folder / "state") as locked:
+        Follower(spark, following, locked, folder / "state").judge(batch, 0)
+
+
+@long
+@pytest.mark.parametrize("seed", [3, 8])
+def test_each_planted_violation_is_told_once_wherever_the_query_is_killed(
+    spark: SparkSession, tmp_path: Path, seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spark.dataSource.register(TruenextDataSource)
+    events = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 4))
+    cuts = sorted(random.Random(seed).sample(range(1, len(events)), 6))
+    pieces = [events[start:end] for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True)]
+    (tmp_path / "broker").mkdir()
+    with BrokerProcess(tmp_path / "broker").running() as broker:
+        report = {"url": url(broker), "queue": "findings"}
+        for number, piece in enumerate(pieces):
+            write_history(tmp_path / "history", piece)
+            with killed_at(STEPS[(number + seed) % len(STEPS)]), suppress(Killed):
+                judge(spark, tmp_path, piece, report)
+            judge(spark, tmp_path, piece, report)
+        with blocking.connect(url(broker)) as connection:
+            sent = [json.loads(each.body) for each in connection.browse("/queue/findings")]
+    expected = findings_of(events)
+    assert expected
+    assert found_in(tmp_path / "out") == expected
+    of_tables = sorted((table_of(kind), event) for kind, _, event, _ in expected)
+    assert sorted((each["table"], each["event"]) for each in sent) == of_tables
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("finding: ")]
+    assert len(told) == len(set(told)) <= len(expected)
+
+
+@long
+def test_stream_of_a_growing_folder_is_judged_up_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+    events = joined(RandomHistory(each, 60, faults=0.3).events for each in range(3, 7))
+    half = len(events) // 2
+    for piece in (events[:half], events[half:]):
+        write_history(tmp_path / "history", piece)
+        verdict = run(spark, tmp_path)
+    assert verdict.startswith(f"The contract was broken: {len(events):,} events.")
+    assert found_in(tmp_path / "out") == findings_of(events)
+
+
+def table_of(kind: str) -> str:
+    tables = {"lost": "lost", "stuck": "stuck", "duplicate": "duplicates", "resurrected": "duplicates"}
+    return tables.get(kind, "violations" if kind in ("inversion", "order", "premature") else "consumers")
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Callable[[], Following]:
+    return lambda: Following(place={"path": str(tmp_path)}, out=tmp_path / "out", stuck_seconds=STUCK_SECONDS)
+
+
+def test_following_a_broker_without_history_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, ["--no-history"]).running() as broker:
+        place = {"url": url(broker), "patience": "0"}
+        following = Following(place=place, out=tmp_path / "out", stuck_seconds=STUCK_SECONDS)
+        with pytest.raises(Exception, match="this broker has no history, as it was started with --no-history"):
+            following.check(None)
+
+
+def test_folder_without_history_is_refused_before_spark_starts(whole: Callable[[], Following]) -> None:
+    with pytest.raises(ConfigurationError, match="no history in"):
+        whole().check(None)
+
+
+def test_summaries_of_micro_batches_become_one() -> None:
+    first = AuditSummary(1, 10, 5, 10, {"lost": (2, "2 lost")}, ("a gap",))
+    second = AuditSummary(11, 15, 9, 5, {"lost": (1, "1 lost"), "order": (3, "3")}, ("a gap",))
+    found = {"lost": (3, "1 lost"), "order": (3, "3")}
+    assert merge((first, second)) == AuditSummary(1, 15, 9, 15, found, ("a gap",))

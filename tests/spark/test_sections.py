@@ -1,0 +1,97 @@
+"""Tests of audits whose queues are cut into sections: Spark finds the same as in whole queues.
+
+TRUENEXT_DRAW=all TRUENEXT_AUDITS=5 pytest tests/spark/test_sections.py   longer
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+from tests.drawing import one_of
+from tests.spark.histories import Event, RandomHistory, joined
+from tests.spark.plain import outcomes_of
+from tests.spark.test_audit import AUDITS, STUCK_SECONDS
+from truenext.spark.audit.audit import audit
+from truenext.spark.audit.section_plan import Grain, queue_sections
+
+Frame = Callable[[list[Event]], DataFrame]
+SIZES = (3, 10, 40)
+
+# Alone on two cores an audit takes 20 s. On a busy machine it takes minutes.
+pytestmark = pytest.mark.timeout(900 * AUDITS)
+
+
+@one_of("size", SIZES, [f"sections of {size}" for size in SIZES])
+@pytest.mark.drawn
+def test_audit_in_sections_finds_the_same_as_the_audits_of_whole_queues(frame: Frame, size: int) -> None:
+    first = random.SystemRandom().randrange(2**31)
+    print(f"first seed {first}")
+    for seed in range(first, first + 8 * AUDITS, 8):
+        history = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 8))
+        results = audit(frame(history), stuck_seconds=STUCK_SECONDS, section_events=size)
+        outcomes = outcomes_of(history, STUCK_SECONDS)
+        assert _found(results.tables) == sorted(
+            (each["queue"], *(each[name] for name in _FOUND)) for each in outcomes if each["row"] == "finding"
+        )
+        depths = results.tables["depth"].select("queue", "event", "waiting", "held").collect()
+        names = ("queue", "event", "waiting", "held")
+        whole = [tuple(each[name] for name in names) for each in outcomes if each["row"] == "depth"]
+        assert sorted(map(tuple, depths)) == sorted(whole)
+        places = results.tables["positions"].select("queue", "sequence", "arrival", "delivery").collect()
+        messages = [each for each in outcomes if each["row"] == "message" and each["delivery"] > 0]
+        assert sorted(map(tuple, places)) == sorted(
+            (each["queue"], each["sequence"], each["arrival"], each["delivery"]) for each in messages
+        )
+        results.unpersist()
+
+
+_FOUND = ("event", "sequence", "kind")
+
+
+def _found(tables: dict[str, DataFrame]) -> list[tuple[Any, ...]]:
+    found = []
+    for name, kind in {
+        "violations": None,
+        "lost": "lost",
+        "duplicates": None,
+        "consumers": None,
+        "stuck": "stuck",
+    }.items():
+        for row in tables[name].collect():
+            sequence = -1 if row["sequence"] is None else row["sequence"]
+            found.append((row["queue"], row["event"], sequence, kind or row["kind"]))
+    return sorted(found)
+
+
+def test_section_of_a_queue_has_as_many_events_as_messages_wait() -> None:
+    """100 messages come, 100 more come and go with them in turn, and all go."""
+    grains = [Grain("q", number, 10, arrivals=10, ends=0, paused=0, resumed=0) for number in range(10)]
+    grains += [Grain("q", number, 10, arrivals=5, ends=5, paused=0, resumed=0) for number in range(10, 30)]
+    grains += [Grain("q", number, 10, arrivals=0, ends=10, paused=0, resumed=0) for number in range(30, 40)]
+    sections = [*queue_sections(grains, 4, section_events=20)]
+    assert [(each.first, each.arrivals, each.ticks) for each in sections] == [
+        (0, 0, 0),
+        (2 << 4, 20, 20),
+        (12 << 4, 110, 120),
+        (22 << 4, 160, 220),
+        (32 << 4, 200, 320),
+    ]
+
+
+def test_sections_of_a_queue_without_backlog_have_the_least_number_of_events() -> None:
+    grains = [Grain("q", number, 10, 5, 5, paused=number == 2, resumed=0) for number in range(0, 20, 2)]
+    sections = [*queue_sections(grains, 0, section_events=25)]
+    assert [each.ticks for each in sections] == [0, 30, 60]
+    assert all(after.first > before.first for before, after in pairwise(sections))
+    assert [each.paused for each in sections] == [0, 1, 1]
+
+
+def test_rest_of_a_queue_that_is_short_belongs_to_its_last_section() -> None:
+    grains = [Grain("q", number, 10, 5, 5, 0, 0) for number in range(5)]
+    assert [each.ticks for each in queue_sections(grains, 0, section_events=20)] == [0, 20]
