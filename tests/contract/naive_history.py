@@ -79,6 +79,7 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
                 causes[queue], blocks = blocks[:other].decode(), blocks[other:]
                 continue
             own: dict[str, tuple[int, ...]] = {}
+            broker = {"store": names[0]} if 0 in names and kind != 1 else {}
             for column in COLUMNS.get(kind, "").split():
                 name, type_ = column.split(":")
                 layout = f"<{count}{type_}"
@@ -88,7 +89,7 @@ def read(content: bytes) -> Iterator[dict[str, Any]]:
                 event = _event(number, run, time, kind, code, queue, other, names, own, n)
                 if event["kind"] in ("returned", "dead-lettered", "handled") and other:
                     event["cause"] = causes[other]
-                yield event
+                yield event | broker
                 number += 1
 
 
@@ -105,7 +106,7 @@ def _event(
     n: int,
 ) -> dict[str, Any]:
     event: dict[str, Any] = {"event": number, "run": run, "at": time, "kind": KINDS[kind]}
-    if event["kind"] != "run-started" and number_of_queue in names:
+    if event["kind"] != "run-started" and number_of_queue and number_of_queue in names:
         event["queue"] = names[number_of_queue]
     event |= {name: values[n] for name, values in own.items()}
     match event["kind"]:

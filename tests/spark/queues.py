@@ -1,4 +1,4 @@
-"""Functions that send to a broker's queues and read them, for tests of queries of Spark."""
+"""Functions that send to a broker's queues and read them, and its history, for tests of Spark."""
 
 import json
 from collections.abc import Iterator
@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.broker_process import BrokerProcess
 from truenext import blocking
+from truenext.spark.history_files import find_histories, read_files
 
 QUERY_SECONDS = 120
 
@@ -48,3 +50,9 @@ def queues_with_messages(broker: BrokerProcess) -> list[str]:
 
 def run_to_end(query: StreamingQuery) -> None:
     assert query.awaitTermination(QUERY_SECONDS)
+
+
+def read_events(spark: SparkSession, folder: Path) -> DataFrame:
+    """Return the events of the only history in a folder."""
+    (files,) = find_histories(spark, folder)
+    return read_files(spark, files)[0]

@@ -21,14 +21,15 @@ from tests.spark.histories import EPOCH, Event, RandomHistory, joined
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
 from tests.spark.policies import serve, true_next, two_buckets
+from tests.spark.queues import read_events
 from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.command import audit_histories, run_audit
-from truenext.spark.audit.runs import blocks, earlier_broker, gaps, named_stores
+from truenext.spark.audit.runs import blocks, earlier_broker, gaps
 from truenext.spark.audit.timeline import BATCH_BITS, commits, with_commits
-from truenext.spark.schema import EVENTS, read_events
+from truenext.spark.schema import EVENTS
 from truenext.spark.stages.schema import read_stage_events
 
 pytestmark = pytest.mark.timeout(300)
@@ -215,7 +216,7 @@ def test_identities_split_a_history_only_where_they_change(frame: Frame) -> None
             empty | {"event": run, "run": run, "at": EPOCH, "kind": "run-started", "store": store}
             for run, store in enumerate(stores, 1)
         ]
-        broker = earlier_broker(named_stores(blocks(frame(starts))))
+        broker = earlier_broker(blocks(frame(starts)).collect())
         return None if broker is None else (broker.store, broker.next_run)
 
     assert earlier(None, None) is None
@@ -251,7 +252,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     folder = written(frame, [*right, old], tmp_path)
     with pytest.raises(HistoryError) as raised:
         audit_histories([folder])
-    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 13: use the "
+    expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9 to 14: use the "
     assert str(raised.value).startswith(expected)
 
 
@@ -301,7 +302,7 @@ def written(frame: Frame, history: list[Event], folder: Path) -> Path:
 
 
 @pytest.mark.alternates("whole audits")
-def test_command_with_two_runs_of_one_folder_name_audits_each_and_keeps_its_tables_apart(
+def test_command_with_two_brokers_audits_them_in_one_job_and_names_them_in_each_row(
     frame: Frame, tmp_path: Path
 ) -> None:
     right, _ = serve(true_next, 3)
@@ -314,8 +315,12 @@ def test_command_with_two_runs_of_one_folder_name_audits_each_and_keeps_its_tabl
     audited = CliRunner().invoke(audit_command, [*folders, "--out", str(out)])
     assert ("The contract held" in audited.output, "The contract was broken" in audited.output) == (True, True)
     assert audited.exit_code == 1
-    counts = [len(pandas.read_parquet(out / name / "violations")) for name in ("right/data", "wrong/data")]
-    assert counts[0] == 0 < counts[1]
+    lines = [line for line in audited.output.splitlines() if "contract" in line]
+    assert lines[0] == "The contract was broken at 1 of 2 brokers."
+    assert [line.partition(":")[0] for line in lines[1:]] == ["right/data", "wrong/data"]
+    tables = {name: pandas.read_parquet(out / name) for name in ("violations", "latency", "positions", "gaps")}
+    assert set(tables["violations"]["broker"]) == {"wrong/data"}
+    assert set(tables["latency"]["broker"]) == set(tables["positions"]["broker"]) == {"right/data", "wrong/data"}
 
 
 @pytest.mark.parametrize(("held", "status"), [([True], 0), ([True, True], 0), ([True, False], 1)])
@@ -355,7 +360,7 @@ def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
         (row,) = read_stage_events(spark, [tmp_path / name]).collect()
         assert (row["kind"], row["number"]) == ("closed", number)
     written(frame, history, tmp_path / ODD_NAME)
-    assert read_events(spark, tmp_path / ODD_NAME, tmp_path / "scratch").count() == len(history)
+    assert read_events(spark, tmp_path / ODD_NAME).count() == len(history)
 
 
 @pytest.mark.parametrize(
@@ -386,5 +391,5 @@ def test_a_history_is_found_in_each_of_its_places(
 ) -> None:
     history, _ = serve(true_next, 4, messages=3)
     frame(history).write.partitionBy("date").parquet(str(tmp_path / "here" / folder))
-    read: Any = read_events(spark, tmp_path / "here", tmp_path / "scratch")
-    assertDataFrameEqual(read.select(*EVENTS.names), frame(history))
+    read: Any = read_events(spark, tmp_path / "here")
+    assertDataFrameEqual(read, frame(history).drop("date"))

@@ -1,38 +1,134 @@
-"""Test of the audit where Spark's workers are processes of their own.
+"""Tests of the audit where Spark's workers are processes of their own.
 
 A session cannot change its master, so each master has a process to itself.
 """
 
 import os
+import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.contract.test_history import busy, write
+from tests.integration.broker_process import BrokerProcess
 from tests.spark.policies import serve, three_classes
+from tests.spark.standalone_cluster import Cluster, await_line, make_driver_environment
+from truenext import blocking
+from truenext.history.files import chunks_of_file, count_events, history_files
 from truenext.spark.schema import EVENTS
 
 pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts Spark twice: make spark"),
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts Spark several times: make cluster"),
 ]
 
 
 @pytest.mark.parametrize("master", ["local[*]", "local-cluster[2,1,1024]"])
 def test_findings_are_the_same_with_every_master(master: str, spark: SparkSession, tmp_path: Path) -> None:
+    """One broker has a wrong history in Parquet, the other a right one in its own format."""
     history, wrong = serve(three_classes, 5)
     rows = [tuple(each[name] for name in EVENTS.names) for each in history]
-    spark.createDataFrame(rows, EVENTS).write.parquet(str(tmp_path / "events"))
+    spark.createDataFrame(rows, EVENTS).write.parquet(str(tmp_path / "wrong" / "events"))
+    (tmp_path / "right").mkdir()
+    write(tmp_path / "right", busy(random.Random(5))).close()
+    out = tmp_path / "out"
     ran = subprocess.run(
-        [sys.executable, "-m", "truenext.spark.audit", tmp_path, "--master", master],
+        [sys.executable, "-m", "truenext.spark.audit", tmp_path, "--master", master, "--out", out],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert ran.returncode == 1, ran.stderr
     for kind, count in wrong.items():
         words = "higher priority" if kind == "inversion" else "same priority"
         assert any(line.startswith(f"- {count:,} dispatches") and words in line for line in ran.stdout.splitlines())
+    assert "The contract was broken at 1 of 2 brokers." in ran.stdout
+    found = pq.read_table(out / "violations").to_pylist()
+    assert len(found) == sum(wrong.values())
+    assert {row["broker"] for row in found} == {"wrong"}
+
+
+MESSAGES = 20_000
+
+
+def test_cluster_judges_two_brokers_while_one_works_and_a_worker_is_killed(tmp_path: Path) -> None:
+    environment = make_driver_environment(tmp_path / "environment")
+    stopped, working = (BrokerProcess(make(tmp_path / name)) for name in ("stopped", "working"))
+    with stopped.running():
+        work(stopped, MESSAGES)
+    with working.running(), at_work(working):
+        before = recorded(working.data)
+        log = tmp_path / "log"
+        with (
+            Cluster(make(tmp_path / "cluster"), environment, workers=2) as cluster,
+            cluster.submitted(str(stopped.data), str(working.data), "--out", str(tmp_path / "out"), log=log) as audit,
+        ):
+            await_line(log, "runs and gaps", 600)
+            assert all(cluster.executor_files(worker) for worker in range(2))
+            cluster.kill(cluster.workers[0])
+            output, _ = audit.communicate(timeout=900)
+        errors = log.read_text(errors="replace")
+        assert audit.returncode == 0, output + errors
+        after = recorded(working.data)
+    assert "The contract held at all 2 brokers." in output
+    events = {
+        name: int(count.replace(",", ""))
+        for name, count in re.findall(r"^(\w+)/data \([0-9a-f]{8}\): The contract held: ([\d,]+) events", output, re.M)
+    }
+    assert events["stopped"] == recorded(stopped.data)
+    assert before <= events["working"] <= after
+    latency = pq.read_table(tmp_path / "out" / "latency").to_pylist()
+    counts = {row["broker"]: row["count"] for row in latency if row["measure"] == "visible to dispatched"}
+    assert len(counts) == 2
+    assert MESSAGES in counts.values()
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def work(broker: BrokerProcess, messages: int) -> None:
+    """Send messages to a queue, and receive them."""
+    with blocking.connect(broker.url) as connection, connection.consumer("/queue/orders") as consumer:
+        connection.send_many("/queue/orders", [b"an order"] * messages)
+        received = 0
+        while received < messages:
+            for message in consumer.receive_many(1000, 60):
+                message.ack()
+                received += 1
+
+
+@contextmanager
+def at_work(broker: BrokerProcess) -> Iterator[None]:
+    """Send messages and receive them until the block ends, and once before it begins."""
+    work(broker, 1000)
+    is_over = Event()
+
+    def work_on() -> None:
+        while not is_over.wait(0.2):
+            work(broker, 200)
+
+    thread = Thread(target=work_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def recorded(data: Path) -> int:
+    """Return the number of the last event in the history of a broker's first run."""
+    last = history_files(data / "history")[-1]
+    *_, chunk = chunks_of_file(last)
+    return chunk.first_event + count_events(chunk) - 1

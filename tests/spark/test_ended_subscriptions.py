@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
+from tests.spark.queues import read_events
 from truenext.spark.audit.audit import audit
-from truenext.spark.schema import read_events
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,7 +69,7 @@ def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     client.ack(message, confirmed=True)
     broker.stop()
 
-    events = read_events(spark, broker.data, tmp_path / "scratch")
+    events = read_events(spark, broker.data)
     kinds = Counter(row["kind"] for row in events.select("kind").collect())
     assert kinds["ended"] == 1
     assert kinds["acknowledged"] == 1

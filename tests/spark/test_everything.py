@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -384,13 +384,13 @@ def test_the_contract_holds_with_everything_at_once_over_two_ends_of_the_broker(
         broker.stop()
     finally:
         broker.clean_up()
-    judge(broker.data, tmp_path)
+    judge([broker.data], tmp_path)
 
 
-def judge(data: Path, folder: Path) -> None:
-    """Check the history of a broker that has ended. `folder` is for the report and for files."""
+def judge(folders: Sequence[Path], folder: Path) -> None:
+    """Check the history of a broker that has ended, in its folders. `folder` is for the report and for files."""
     audit = subprocess.run(
-        [TRUENEXT, "audit", str(data), "--master", "local[2]", "--out", str(folder / "report")],
+        [TRUENEXT, "audit", *map(str, folders), "--master", "local[2]", "--out", str(folder / "report")],
         capture_output=True,
         text=True,
         check=False,
@@ -404,7 +404,7 @@ def judge(data: Path, folder: Path) -> None:
     # The broker itself exports what it has time for: on a slow machine it may have ended before the first file.
     of_kind = Counter(
         kind
-        for file in export_all(data / "history", folder / "exported")
+        for file in export_all(folders[0] / "history", folder / "exported")
         for kind in pq.read_table(file, columns=["kind"], partitioning=None).column("kind").to_pylist()
     )
     assert not [kind for kind in ("accepted", "dispatched", "acknowledged") if of_kind[kind] < 500], of_kind

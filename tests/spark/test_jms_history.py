@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.openwire.java import Programs, missing_reason
+from tests.spark.queues import read_events
 from truenext.spark.audit.audit import audit
-from truenext.spark.schema import read_events
 
 REASON = missing_reason()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=REASON or ""), pytest.mark.timeout(300)]
@@ -69,6 +69,6 @@ def test_messages_between_jms_and_stomp_clients_stay_the_same_through_disk_and_r
     client.disconnect()
     broker.stop()
 
-    results = audit(read_events(spark, broker.data, tmp_path / "scratch"))
+    results = audit(read_events(spark, broker.data))
     assert results.verdict.has_contract_held, str(results.verdict)
     results.unpersist()

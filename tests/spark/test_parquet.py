@@ -18,7 +18,7 @@ from truenext.engine.writing.event_log import EventLog
 from truenext.errors import HistoryError
 from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files, write_by_date
 from truenext.history.exporter import HistoryExporter
-from truenext.history.files import chunk_at, history_files
+from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.table import arrow_table_of
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, OLDEST_HISTORY_VERSION, EventKind
@@ -163,6 +163,29 @@ def test_parquet_file_names_the_identity_of_each_run_and_takes_it_for_no_queue(t
     assert not any("queue" in row for row in rows)
 
 
+def test_each_event_names_the_identity_also_in_a_file_that_begins_within_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 500)
+    recorded = RecordedEngine()
+    recorded.log.run_started(after_clean_stop=True, identity="0000000a")
+    session = recorded.session()
+    for _ in range(20):
+        recorded.send(session)
+        recorded.commit()
+    write(tmp_path, recorded).close()
+    *_, last = history_files(tmp_path)
+    stores = arrow_table_of(chunks_of_file(last)).column("store").to_pylist()
+    assert stores and set(stores) == {"0000000a"}
+    list(export_closed_files(tmp_path))
+    rows = read_parquet(tmp_path / EVENTS_FOLDER) + read_folder(tmp_path)
+    named = [row.get("store") for row in rows]
+    # The first file was begun before.
+    assert named[len(named) // 2 :] == ["0000000a"] * (len(named) - len(named) // 2)
+    assert {row["kind"] for row in rows} >= {"accepted", "committed"}
+    assert not any("queue" in row for row in rows if row["kind"] == "committed")
+
+
 @pytest.mark.parametrize("version", [OLDEST_HISTORY_VERSION - 1, HISTORY_VERSION + 1])
 def test_a_history_of_another_version_is_not_exported(tmp_path: Path, version: int) -> None:
     write(tmp_path, busy(random.Random(1), steps=4)).close()
@@ -181,7 +204,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
     assert re.search(
-        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 13", line
+        r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 14", line
     )
 
 

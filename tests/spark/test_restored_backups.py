@@ -30,6 +30,7 @@ from tests.spark.queues import QUERY_SECONDS, queues_with_messages, run_to_end, 
 from tests.spark.source.query_process import QueryProcess
 from truenext import blocking
 from truenext.model.url import parse_url
+from truenext.spark.audit.command import run_audit
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.sink.admin import list_sinks
 from truenext.spark.source.admin import list_queries
@@ -59,6 +60,7 @@ def test_query_is_completed_once_at_a_broker_that_was_restored_from_any_backup(
             broker.start()
             _make_backups(broker, chance, min(PER_QUERY, COUNT - first), outcomes)
             frames = read_frames(broker.tap)
+            restored = []
             for backup in sorted(broker.backups.iterdir()):
                 new = folder / f"new-{backup.name}"
                 new.mkdir()
@@ -69,10 +71,20 @@ def test_query_is_completed_once_at_a_broker_that_was_restored_from_any_backup(
                 with BrokerProcess(new).running() as other:
                     outcomes["whole"] += 1
                     _judge_restored(spark, other, new, chance, outcomes)
+                restored.append(new / "data")
+            if COUNT > PER_QUERY:
+                _audit_all(broker, restored)
         finally:
             broker.clean_up()
         print(f"{first + PER_QUERY} backups: {dict(outcomes)}", flush=True)
     assert outcomes["whole"] >= COUNT / 3
+
+
+def _audit_all(broker: BackupBroker, restored: list[Path]) -> None:
+    """Audit the original, which still runs, and the restored brokers in one job."""
+    verdicts = run_audit([broker.data, *restored])
+    assert len(verdicts) == 1 + len(restored)
+    assert all(verdict.has_contract_held for verdict in verdicts), verdicts
 
 
 def _make_backups(broker: BackupBroker, chance: random.Random, count: int, outcomes: Counter[str]) -> None:

@@ -18,14 +18,14 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dying_with_us
+from tests.spark.queues import read_events
 from tests.spark.shop import shop
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.flows import events as written
 from truenext.flows.model import flow_of
 from truenext.history.stage_files import FORMAT, stage_files
-from truenext.spark.audit.command import run_audit
-from truenext.spark.schema import EVENTS, read_events
+from truenext.spark.schema import EVENTS
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
 from truenext.spark.waterfalls import recorded_flows, waterfalls_html
@@ -64,7 +64,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
         assert killed.returncode == -9
         asyncio.run(serve(broker, url, events_folder))
         broker.stop()
-        history = read_events(spark, broker.data, folder / "scratch").orderBy("event").collect()
+        history = read_events(spark, broker.data).orderBy("event").collect()
         stages = [json.loads(line) for path in stage_files(events_folder) for line in path.read_bytes().splitlines()]
         yield Story(broker.data, events_folder, [row.asDict() for row in history], stages)
     finally:
@@ -326,8 +326,6 @@ def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
             judged.judge()
     with pytest.raises(ConfigurationError, match="no events of stages in"):
         read_stage_events(spark, [tmp_path])
-    with pytest.raises(ConfigurationError, match="name one history folder"):
-        run_audit([story.data, story.data], stages=[story.events_folder])
 
 
 def test_files_of_the_first_format_are_refused(judged: Judged, tmp_path: Path, spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ OF_BLOCKS: dict[str, set[str]] = {
     "committed": {"batch"},
     "recovered": {"count"},
     "returned": {"reason", "cause"},
-    "run-started": {"reason", "epoch", "store"},
+    "run-started": {"reason", "epoch"},
     "dead-lettered": {"cause"},
     "handled": {"cause"},
     "subscribed": {"mode", "consumer"},

@@ -212,7 +212,7 @@ def _parts() -> Iterator[str]:
     yield _HEAD
     yield "## Kinds of event"
     yield table(("`kind`", "when", "columns"), _kinds())
-    yield "All events also have `event`, `run` and `at`."
+    yield "All events also have `event`, `run`, `at` and `store`."
     yield "## Columns"
     rows = [(code(each.name), _type(each), in_json(each.meaning)) for each in schema.COLUMNS]
     yield table(("column", "type", "is"), [*rows, (code(schema.DATE), "date", "date of `at`, in UTC; the folder")])

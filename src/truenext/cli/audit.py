@@ -8,12 +8,12 @@ import click
 
 from truenext.cli.connection import credentials_options
 from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, URL, PathParam, seconds_option
+from truenext.cli.values import SPARK_MASTER, TEXT, URL, LocationParam, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
-@click.argument("folders", metavar="DIR...", nargs=-1, type=PathParam(exists=True, file_okay=False))
+@click.argument("folders", metavar="DIR...", nargs=-1, type=LocationParam(exists=True, file_okay=False))
 @click.option(
     "--master",
     type=SPARK_MASTER,
@@ -31,7 +31,7 @@ from truenext.errors import ConfigurationError, TruenextError
     "--stages",
     metavar="DIR",
     multiple=True,
-    type=PathParam(exists=True, file_okay=False),
+    type=LocationParam(exists=True, file_okay=False),
     help="Folder into which a service of stages wrote its events (truenext stages run --events). May be repeated.",
 )
 @click.option(
@@ -40,7 +40,7 @@ from truenext.errors import ConfigurationError, TruenextError
     type=PathParam(file_okay=False),
     help="Keep the end of this audit in this folder. The next audit with it begins there: each event is judged once.",
 )
-@click.option("--out", type=PathParam(file_okay=False), help="Write the tables and a page into this folder.")
+@click.option("--out", type=LocationParam(file_okay=False), help="Write the tables and a page into this folder.")
 @click.option(
     "--follow",
     is_flag=True,
@@ -63,9 +63,10 @@ from truenext.errors import ConfigurationError, TruenextError
 def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
     """Prove from the history in DIR whether the contract held.
 
-    DIR is a broker's data folder, a copy of its history, or a folder that `truenext record` wrote. The broker may be
-    running. The results of several folders are shown side by side on one page. Exits 0 if the contract held in all, 1
-    if not, 2 if the audit failed.
+    DIR is a broker's data folder, a copy of its history, a folder that `truenext record` wrote, or a folder or address
+    (hdfs://, s3a://) with several of them below. The brokers may be running. All are audited in one job, and shown side
+    by side on one page. Folders of one broker, such as those of an active broker and its standby, are one history.
+    Exits 0 if the contract held at all brokers, 1 if not, 2 if the audit failed.
     """
     followed = {name: options.pop(name) for name in ("broker", "report_to", "credentials")}
     if follow:

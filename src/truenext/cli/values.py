@@ -302,6 +302,13 @@ class PathParam(click.Path):
         return super().convert(value, param, ctx)
 
 
+class LocationParam(PathParam):
+    """Path of a folder, or address with a scheme."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, str) and "://" in value else super().convert(value, param, ctx)
+
+
 class StorePlaceParam(PathParam):
     """Path of a data folder, or URL of a database."""
 

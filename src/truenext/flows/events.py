@@ -93,6 +93,8 @@ class ExecutionStarted(StageEvent, tag_field="kind", tag=STARTED, omit_defaults=
     taken: bool = False
     """True if the message was acknowledged before the stage ran, because a job of Spark keeps its batch; else
     missing."""
+    broker: str = ""
+    """Identity of the broker's data (`truenext-store`); missing in files of earlier versions."""
 
 
 class SqlCommitted(StageEvent, tag_field="kind", tag=SQL_COMMITTED):

@@ -123,9 +123,8 @@ COLUMNS: tuple[HistoryColumn, ...] = (
         "store",
         "string",
         "identity of the broker's data (`truenext-store`): eight hexadecimal digits. A folder that was restored from a "
-        "backup has another one from then on, and its events before are those of the original. Null in files of "
-        "earlier versions",
-        ("run-started",),
+        "backup has another one from then on, and its events before are those of the original. Of files of version 13 "
+        "only `run-started` has it, of earlier ones no event",
     ),
 )
 DATE = "date"

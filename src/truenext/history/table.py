@@ -30,6 +30,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+_BROKER = 0
+"""Number in place of a queue's of the name that is the broker's identity."""
 _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
 _CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
@@ -84,10 +86,10 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     is_kind = {one: kind == one for one in EventKind}
     accepted = is_kind[EventKind.ACCEPTED] | is_kind[EventKind.ACCEPTED_OF_GROUP]
 
+    broker = int(names.pop(_BROKER, "0"), 16)
     names_of = _NumberedNames(names)
-    stores_of = _NumberedNames(
-        {block.queue: f"{block.queue:08x}" for block in blocks if block.kind == EventKind.RUN_STARTED and block.queue}
-    )
+    stores = [block.queue if block.kind == EventKind.RUN_STARTED else broker for block in blocks]
+    stores_of = _NumberedNames({store: f"{store:08x}" for store in stores if store})
     queue = repeat([block.queue for block in blocks])
     columns = {
         "event": np.arange(total) - np.repeat(starts, counts) + repeat(first_events),
@@ -124,7 +126,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         "group": _where(own["group"], is_kind[EventKind.ACCEPTED_OF_GROUP], pa.int64()),
         "cause": causes(repeat(causes.by_block)),
         "epoch": _where(other, is_kind[EventKind.RUN_STARTED] & (other > 0), pa.int64()),
-        "store": stores_of(queue, is_kind[EventKind.RUN_STARTED]),
+        "store": stores_of(repeat(stores), np.ones(total, dtype=bool)),
     }
     return pa.table([_column(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 

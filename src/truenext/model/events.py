@@ -10,7 +10,7 @@ HISTORY_VERSION.
     chunk     checksum     u32     CRC-32 of the rest of the chunk
               size         u32     bytes of the blocks
               run          u32
-              flags        u32     1: the first chunk of a file, which names every queue
+              flags        u32     1: the first chunk of a file, which names every queue and the broker
                                    2: from a batch that was in the store before this chunk was written
               first event  u64     number of the first event; the others follow one by one
     block     kind         u8      Kind
@@ -25,6 +25,7 @@ HISTORY_VERSION.
               text         only with NAME and CAUSE: `other` bytes of UTF-8
 
 A block of kind NAME is no event, and its count is 0: from there on the queue number stands for the name in its text.
+The number 0 stands for the broker; its name is the identity of the broker's data.
 Nor is a block of kind CAUSE an event: up to the end of the chunk the number in `queue` stands for the cause in its
 text."""
 
@@ -34,12 +35,13 @@ from enum import IntEnum
 from hashlib import blake2b
 from itertools import product
 
-HISTORY_VERSION = 13
+HISTORY_VERSION = 14
 """Version of the files that this truenext writes."""
 
 OLDEST_HISTORY_VERSION = 9
-"""Oldest version of the files that this truenext reads. Files of version 12 have no identities, those of version 11
-no epochs, those of version 10 no reason `closed`, and those of version 9 no events `handled` and `reported`."""
+"""Oldest version of the files that this truenext reads. Files of version 13 have an identity only at the start of a
+run, those of version 12 have none, those of version 11 no epochs, those of version 10 no reason `closed`, and those of
+version 9 no events `handled` and `reported`."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")

@@ -1,13 +1,68 @@
-"""Paths of local files for Spark, which takes some characters in paths for patterns.
+"""Paths and addresses of files for Spark, which takes some characters in paths for patterns.
 
 Source: Hadoop, `FileSystem.globStatus`
 """
 
 import locale
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
 from truenext.errors import ConfigurationError
+
+Location = Path | str
+"""Folder, or address with a scheme, such as hdfs:// and s3a://, that Spark opens."""
+
+
+def is_address(location: Location) -> bool:
+    return isinstance(location, str) and "://" in location
+
+
+def below(location: Location, *names: str) -> Location:
+    """Return the location of a file or folder below `location`."""
+    if isinstance(location, str) and is_address(location):
+        return "/".join((location.rstrip("/"), *names))
+    return Path(location, *names)
+
+
+def output_path(location: Location) -> str:
+    """Return a location as an argument of `DataFrame.write`.
+
+    Raises: ConfigurationError if Java cannot open the path
+    """
+    return str(location) if is_address(location) else path_to_write(Path(location).resolve())
+
+
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class \S+ not found")
+_CAUSE = re.compile(r"^:? ?(?:[\w$]+\.)+[\w$]+: (.+)$", re.MULTILINE)
+"""Line of a Java exception's text, after its class."""
+
+
+@contextmanager
+def opening(address: Location) -> Iterator[None]:
+    """Name the address in errors of Spark inside the block.
+
+    Raises: ConfigurationError if Spark cannot open the address
+    """
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error)
+        if _NO_FILE_SYSTEM.search(text):
+            scheme = str(address).partition("://")[0]
+            cause = (
+                f"no jar for {scheme}:// is there; add one, such as with spark-submit --packages "
+                "org.apache.hadoop:hadoop-aws:VERSION for s3a://, where VERSION is that of Spark's hadoop-client jars"
+            )
+        else:
+            found = _CAUSE.search(text)
+            cause = found[1] if found is not None else text.partition("\n")[0]
+        raise ConfigurationError(f"Spark cannot open {address}: {cause}") from error
+
 
 _PATTERN_CHARACTERS = re.compile(r"[\\\[\]{}*?]")
 
@@ -26,7 +81,12 @@ def path_to_read(path: Path) -> str:
             f"Spark cannot read {str(path)!r}: Hadoop cannot open a path that has {pattern[0]!r} and ':'; rename the "
             "folder or file"
         )
-    return _PATTERN_CHARACTERS.sub(r"\\\g<0>", path_to_write(path))
+    return escape_pattern(path_to_write(path))
+
+
+def escape_pattern(path: str) -> str:
+    """Return a path or address with `\\` before each of `[ ] { } * ? \\`."""
+    return _PATTERN_CHARACTERS.sub(r"\\\g<0>", path)
 
 
 def path_to_write(path: Path) -> str:

@@ -31,6 +31,7 @@ TABLES = {
     "stages": "Stages: outcomes of their runs, waiting and working times in milliseconds",
     "commit_gaps": "SQL committed, message not acknowledged",
     "gaps": "Gaps",
+    "differences": "Differences between the folders of one broker",
 }
 MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
@@ -49,14 +50,26 @@ class AuditedHistory:
 def write_comparison(
     runs: Sequence[AuditedHistory], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
-    """Write one page on one or several runs to `path`. Plots of one queue are next to each other, with the same scale.
+    """Write the page that `comparison_page` returns to `path`.
+
+    Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
+    written
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(comparison_page(runs, title=title, sections=sections), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def comparison_page(
+    runs: Sequence[AuditedHistory], *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+) -> str:
+    """Return one page on one or several runs. Plots of one queue are next to each other, with the same scale.
 
     Queues of the same name are compared. If each run has only one queue, these queues are compared whatever their names
     are. A queue that exists only in some runs is drawn for these runs. `sections` are further tables about the runs,
     shown after the verdicts, each under its heading.
 
-    Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
-    written
+    Raises: ConfigurationError if the package that draws the plots is not installed
     """
     specs: list[plots.Spec] = []
     parts = [
@@ -70,7 +83,7 @@ def write_comparison(
     content = files("truenext.spark")
     # The policy allows the page to run its own scripts only, and to send no requests.
     policy = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
-    page = f"""<!doctype html>
+    return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -91,9 +104,6 @@ def write_comparison(
 </body>
 </html>
 """
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _verdicts(runs: Sequence[AuditedHistory]) -> str:

@@ -83,8 +83,9 @@ class StageEvents:
 
     # ---- Recording ----
 
-    def add_started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
-        """Record the start of an execution, and return the event's number, by which later events name the execution."""
+    def add_started(self, stage: Stage, message: Message, envelope: Envelope, broker: str = "") -> int:
+        """Record the start of an execution, and return the event's number, by which later events name the execution.
+        `broker` is the identity of the broker that the message is from."""
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
@@ -107,6 +108,7 @@ class StageEvents:
                 sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
                 accepted_ms=message.timestamp_ms or None,
                 exactly_once=bool(stage.settings.exactly_once),
+                broker=broker,
             )
         )
         return number

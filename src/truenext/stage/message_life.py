@@ -59,7 +59,8 @@ class MessageLife:
         chain, message, flow = self._chain, self._message, envelope.flow
         self._trace = flow.trace
         if self._events is not None:
-            self._event_number = self._events.add_started(self._stage, message, envelope)
+            broker = message._session.core.client.store_id
+            self._event_number = self._events.add_started(self._stage, message, envelope, broker)
         has_hooks = chain.has_around or chain.has_sending or chain.has_ended
         if self._service_counters is not None:
             stage = self._stage

@@ -446,6 +446,11 @@ class Client:
         else:
             self._on_connected(frame)
 
+    @property
+    def store_id(self) -> str:
+        """Identity of the broker's data (`truenext-store`) at the last login; empty if the broker sends none."""
+        return self._last_store_id
+
     def _on_connected(self, frame: Frame) -> None:
         link = self.link
         assert link is not None, "it has just spoken"

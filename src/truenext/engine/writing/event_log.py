@@ -246,6 +246,9 @@ class EventLog:
 
     def run_started(self, *, after_clean_stop: bool, epoch: int = 0, identity: str = "") -> None:
         code = REASONS.index("clean" if after_clean_stop else "unclean")
+        if identity:
+            # The number 0 is no queue's.
+            self._unwritten_names[0] = identity
         self._add_single_event(EventKind.RUN_STARTED, int(identity or "0", 16), code=code, other=epoch)
 
     def recovered(self, queue: Queue, count: int) -> None:
@@ -371,7 +374,7 @@ class EventLog:
             self._file_size = 0
             self.reusable_numbers += self._forgotten_in_file
             self._forgotten_in_file = []
-            # Each file names all queues, so that it can be read by itself.
+            # Each file names all queues and the broker, so that it can be read by itself.
             self._blocks[:0] = [
                 _encode_numbered_text(EventKind.NAME, number, name, self._now_us)
                 for number, name in self._unwritten_names.items()

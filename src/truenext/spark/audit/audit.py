@@ -1,6 +1,7 @@
-"""The audit: computes all tables from the events, and one verdict.
+"""The audit: computes all tables from the events of one broker or several, and a verdict on each broker.
 
-events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
+histories ──▶ brokers.py ──▶ events, blocks
+events, blocks ──▶ runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
    │                                                              starvation, latency, depth, positions
    ├──▶ redelivery
    └──▶ stages/judge.py, with the events that services of stages recorded
@@ -9,29 +10,40 @@ events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from truenext.errors import ConfigurationError, HistoryError
-from truenext.model.events import GAP_EVENTS, HISTORY_VERSION, OLDEST_HISTORY_VERSION
+from truenext.errors import HistoryError
+from truenext.model.events import GAP_EVENTS
 from truenext.spark.audit.after_end import Before, after_ends, outstanding
+from truenext.spark.audit.broker_numbers import (
+    NUMBER_BITS,
+    OWN_MASK,
+    broker_number,
+    own_number,
+    queue_key,
+    with_brokers,
+)
+from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, JoinedHistories, join_histories
 from truenext.spark.audit.cut_rows import CutHistory, cut_rows
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.resume import SavedAudit, reset_marks, saved_rows
-from truenext.spark.audit.runs import EarlierBroker, NamedStore, blocks, earlier_broker, gaps, named_stores, runs
+from truenext.spark.audit.runs import gaps, runs
 from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
 from truenext.spark.audit.section_sweep import Stop, join_sections, sweep_sections
 from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
-from truenext.spark.stages.judge import audit_stages
+from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
@@ -43,14 +55,30 @@ ProgressCallback = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
+class BrokerVerdict:
+    broker: str
+    """Name of the broker in the tables: its identity, or the name of its folder if the history has no identity."""
+    histories: tuple[str, ...]
+    """Names of the histories that are the broker's."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class AuditResults:
     tables: dict[str, DataFrame]
     """Tables `violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`,
-    `depth`, `positions`. With events of stages also the tables of `StageResults`."""
-    verdict: Verdict
+    `depth`, `positions`. With several histories of one broker also `differences`, with events of stages also the tables
+    of `StageResults`. Each row has its `broker`."""
+    verdicts: tuple[BrokerVerdict, ...]
     cached: tuple[DataFrame, ...]
     next: SavedAudit | None = None
-    """State from which the next audit goes on. None unless `goes_on` was given."""
+    """State from which the next audit of the only broker goes on. None unless `goes_on` was given."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the only broker."""
+        (only,) = self.verdicts
+        return only.verdict
 
     def unpersist(self) -> None:
         """Free the memory in which Spark caches the tables. A later read of a table computes it again."""
@@ -58,8 +86,13 @@ class AuditResults:
             each.unpersist()
 
 
-def audit(
-    events: DataFrame,
+def audit(events: DataFrame, **options: Any) -> AuditResults:
+    """Check the history of one broker. `options` are those of `audit_brokers`."""
+    return audit_brokers([FolderHistory("history", events)], **options)
+
+
+def audit_brokers(
+    histories: Sequence[FolderHistory],
     *,
     since: datetime | None = None,
     queue: str | None = None,
@@ -71,37 +104,37 @@ def audit(
     saved: SavedAudit | None = None,
     measures: bool = True,
 ) -> AuditResults:
-    """Check from `events` (docs/reference/history.md) whether docs/contract.md held.
+    """Check from `histories` (docs/reference/history.md) whether docs/contract.md held, in one job.
 
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
     of stages (docs/reference/history.md). A queue with many events is cut into sections of at least `section_events`
-    events, and audited by several tasks.
+    events, and audited by several tasks, if there is one broker only.
 
     With `goes_on` the history is not at its end: the results have the state from which the next audit goes on. With
     `saved`, such a state, only events after it are judged; `has_new_events` has checked it. Both are for all events of
-    a history: without `since` and `stages`. Without `measures`, tables without findings are computed only if they are
+    one history: without `since` and `stages`. Without `measures`, tables without findings are computed only if they are
     used.
 
-    If the broker was restored, or its data folder got a new identity for another reason, events before that are
-    ignored: they are another broker's.
+    If a broker was restored, or its data folder got a new identity for another reason, events before that are ignored:
+    they are another broker's.
 
-    Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` have
-    another history version, are of two brokers at once, or of another broker than `saved`
+    Raises: ConfigurationError if a history has no events left, or `stages` have another format; HistoryError if a
+    history has another version, is of two brokers at once, or of another broker than `saved`
     """
-    with timed(progress, "runs and gaps"):
-        history = _judged_history(events, since, queue, saved)
+    with timed(progress, "brokers, runs and gaps"):
+        history = _judged_history(histories, since, queue, saved)
     with timed(progress, "events of messages after their end"):
         marks_of_all = marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole).persist()
         mark_table = marks_of_all.where(F.col("code") != int(EventCode.FINISHED)) if goes_on else marks_of_all
         mark_rows = _mark_rows(mark_table)
         starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
         plan = None
-        if saved is None:
-            plan = section_plan(history.of_queues, history.first_event, history.last_event, section_events)
+        if saved is None and len(history.names) == 1:
+            plan = section_plan(history.of_queues, *history.limits[0], section_events)
         before = None
         if saved is not None:
             earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
-            before = Before(saved.before(events), saved.kept(), earlier_starts)
+            before = Before(saved.before(histories[0].events), saved.kept(), earlier_starts)
         found = outstanding(history.of_queues, starts, plan, before).persist()
         end_table = after_ends(history.of_queues, found, starts, before)
     with timed(progress, "order, loss and time, event by event"):
@@ -112,7 +145,7 @@ def audit(
         proofs = proven(with_opened, history.runs, commit_table).persist()
         queues = None if saved is None else saved.queues()
         rows = history.of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table, queues)
-        stop = Stop(history.last_event + 1, history.last_at) if goes_on else None
+        stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
         stuck_limit = int(stuck_seconds * 1e6)
         if plan is not None:
             cut_history = CutHistory(
@@ -124,106 +157,149 @@ def audit(
         else:
             sweep_rows = rows.transform(timeline).transform(sweep, stuck_seconds).persist()
         found.unpersist()
-        counts = (
-            sweep_rows.where(F.col("row") == "finding")
-            .groupBy("kind")
-            .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
-            .collect()
-        )
+        counts = _by_broker(_count_findings(sweep_rows))
     with timed(progress, "the queues' tables"):
-        tables = _tables(sweep_rows, history.of_queues, history.gaps)
-        kept = [tables[name].persist() for name in _CACHED] if measures else []
+        own_tables = _tables(sweep_rows, history.of_queues, history.gaps)
+        kept = [own_tables[name].persist() for name in _CACHED] if measures else []
         for each in kept:
             each.count()
         cached = [*history.cached, marks_of_all, commit_table, proofs, sweep_rows]
         cached += [*kept, *([] if end_table is None else [end_table])]
-    findings = _findings({row["kind"]: row for row in counts}, stuck_seconds)
-    notes = _notes(history, mark_rows, saved)
-    if stages is not None:
-        earlier = history.earlier
-        if earlier is not None:
-            since = earlier.next_at if since is None else max(since, earlier.next_at)
-        with timed(progress, "flows of stages"):
-            last_missing = history.missing["last"]
-            results = audit_stages(stages, history.of_queues, last_gap=last_missing, queue=queue, since=since)
-        tables |= results.tables
-        cached += results.cached
-        findings, notes = findings + results.findings, notes + results.notes
-    verdict = Verdict(history.last_event - history.first_event + 1 - history.missing["events"], findings, notes)
+        tables = {name: with_brokers(table, history.names) for name, table in own_tables.items()}
+        if history.differences is not None:
+            tables["differences"] = history.differences
+        differing = _count_differences(history.differences)
+    verdicts = []
+    for number, broker in enumerate(history.brokers):
+        gap = history.missing.get(number, [_NO_GAP])[0]
+        findings = _findings({row["kind"]: row for row in counts.get(number, ())}, stuck_seconds)
+        findings += _difference_finding(differing.get(broker.name, 0))
+        first, last = history.limits[number]
+        own_marks = [each for each in mark_rows if each.event >> NUMBER_BITS == number]
+        notes = _notes(history.run_rows[number], first, gap["gaps"], broker, own_marks, saved)
+        if stages is not None:
+            with timed(progress, "flows of stages"):
+                results = _audit_stages(
+                    stages, broker, is_only=len(history.names) == 1, gap=gap["last"], queue=queue, since=since
+                )
+            cached += results.cached
+            findings, notes = findings + results.findings, notes + results.notes
+            _add_tables(tables, results.tables, broker.name)
+        verdict = Verdict(last - first + 1 - gap["missing"], findings, notes)
+        verdicts.append(BrokerVerdict(broker.name, broker.histories, verdict))
     following = None
     if goes_on:
-        rows = saved_rows(sweep_rows, with_opened, commit_table, history.run_rows[-1]["run"])
-        following = SavedAudit(_next_state(history, queue, mark_rows, verdict, saved), rows)
-    return AuditResults(tables, verdict, tuple(cached), following)
+        rows = saved_rows(sweep_rows, with_opened, commit_table, history.run_rows[0][-1]["run"])
+        following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
+    return AuditResults(tables, tuple(verdicts), tuple(cached), following)
 
 
 @dataclass(frozen=True)
 class _JudgedHistory:
-    """Events that are judged, and what follows from them for all queues."""
+    """Events that are judged, and what follows from them for all queues. Lists and dictionaries are by the number of
+    the broker."""
 
+    brokers: tuple[AuditedBroker, ...]
     events: DataFrame
     of_queues: DataFrame
     runs: DataFrame
     gaps: DataFrame
-    run_rows: list[Row]
+    run_rows: dict[int, list[Row]]
     """Rows of `runs` by run, the last one of `saved` included."""
-    missing: Row
-    """Number of `gaps`, of `events` in them, and the `last` missing event."""
-    earlier: EarlierBroker | None
-    first_event: int
-    last_event: int
-    last_at: int
-    stores: list[NamedStore]
-    """Identities that the starts of runs name, in order."""
+    missing: dict[int, list[Row]]
+    """Rows of `_count_gaps`."""
+    limits: list[tuple[int, int]]
+    """First and last event, by the broker's own numbers."""
+    differences: DataFrame | None
     cached: tuple[DataFrame, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.brokers]
 
 
 def _judged_history(
-    events: DataFrame, since: datetime | None, queue: str | None, saved: SavedAudit | None
+    histories: Sequence[FolderHistory], since: datetime | None, queue: str | None, saved: SavedAudit | None
 ) -> _JudgedHistory:
-    if since is not None:
-        # The clock may have been set back, so the cut is made by `event` and not by time.
-        first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
-        events = events.where(F.col("event") >= F.lit(first))
     if saved is not None:
-        events = saved.after(events)
-    block_table = all_blocks = events.transform(blocks).persist()
+        histories = [each._replace(events=saved.after(each.events)) for each in histories]
+    joined = join_histories(histories, since)
+    block_table = joined.blocks
     if saved is not None:
-        block_table = all_blocks.unionByName(saved.block(), allowMissingColumns=True)
-    stores = named_stores(block_table)
-    earlier = earlier_broker(stores)
-    if earlier is not None and saved is not None:
-        raise HistoryError(
-            f"the state is that of the broker with the identity {earlier.store}, but from run {earlier.next_run:,} on "
-            f"the history is that of {stores[-1].store}: name an empty folder for the state"
-        )
-    if earlier is not None:
-        # That broker went on: what it did with its messages says nothing of this one's.
-        events, block_table = (each.where(F.col("run") >= earlier.next_run) for each in (events, all_blocks))
+        _check_broker(joined, saved)
+        block_table = block_table.unionByName(saved.block(), allowMissingColumns=True)
+    events = joined.events
     run_table = block_table.transform(runs).persist()
     gap_table = events.transform(gaps, block_table, None if saved is None else saved.state.last_event).persist()
-    run_rows = run_table.orderBy("run").collect()
-    missing = gap_table.agg(
-        F.count("*").alias("gaps"),
-        F.coalesce(F.sum("missing"), F.lit(0)).alias("events"),
-        F.coalesce(F.max("last_missing"), F.lit(0)).alias("last"),
-    ).collect()[0]
-    _check_runs(run_rows, since)
-    first_event = min(row["first_event"] for row in run_rows) if saved is None else saved.state.last_event + 1
+    run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))).orderBy("run"))
+    limits = [_limits(run_rows[number]) for number in range(len(joined.brokers))]
+    if saved is not None:
+        limits = [(saved.state.last_event + 1, limits[0][1])]
+    is_queue = _is_queue(queue, len(joined.brokers)) if queue is not None else None
     return _JudgedHistory(
+        joined.brokers,
         events,
-        events if queue is None else events.where((F.col("queue") == queue) | F.col("queue").isNull()),
+        events if is_queue is None else events.where(is_queue | F.col("queue").isNull()),
         run_table,
         gap_table,
         run_rows,
-        missing,
-        earlier,
-        first_event,
-        run_rows[-1]["last_event"],
-        run_rows[-1]["last_at"],
-        stores,
-        (all_blocks, run_table, gap_table),
+        _by_broker(_count_gaps(gap_table)),
+        limits,
+        joined.differences,
+        (run_table, gap_table, *joined.cached),
     )
+
+
+def _check_broker(joined: JoinedHistories, saved: SavedAudit) -> None:
+    """Check that all new events are of the broker that the state is of.
+
+    Raises: HistoryError if they are not
+    """
+    broker, store = joined.brokers[0], saved.state.store
+    if broker.earlier is not None:
+        store, run = store or broker.earlier.store, broker.earlier.next_run
+    elif store is None or broker.identity is None or store == broker.identity:
+        return
+    else:
+        run = joined.blocks.agg(F.min("run")).collect()[0][0]
+    raise HistoryError(
+        f"the state is that of the broker with the identity {store}, but from run {run:,} on the history is that of "
+        f"{broker.identity}: name an empty folder for the state"
+    )
+
+
+def _is_queue(queue: str, brokers: int) -> Column:
+    """Return whether an event is one of this queue of any broker."""
+    keys = [queue] if brokers == 1 else [queue_key(number, queue) for number in range(brokers)]
+    return F.col("queue").isin(*keys)
+
+
+_NO_GAP = {"gaps": 0, "missing": 0, "last": 0}
+
+
+def _count_gaps(gap_table: DataFrame) -> DataFrame:
+    """Return for each broker that has gaps their number, that of the missing events, and the last one of these."""
+    return gap_table.groupBy(broker_number(F.col("first_missing")).alias("number")).agg(
+        F.count("*").alias("gaps"),
+        F.sum("missing").alias("missing"),
+        own_number(F.max("last_missing")).alias("last"),
+    )
+
+
+def _count_findings(sweep_rows: DataFrame) -> DataFrame:
+    return (
+        sweep_rows.where(F.col("row") == "finding")
+        .groupBy(broker_number(F.col("event")).alias("number"), "kind")
+        .agg(F.count("*").alias("findings"), F.sum("count").alias("messages"), F.max("duration").alias("duration"))
+    )
+
+
+def _by_broker(table: DataFrame) -> dict[int, list[Row]]:
+    """Return the rows of a table by the `number` of the broker."""
+    by_broker: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in table.collect():
+        by_broker[row["number"]].append(row)
+    return by_broker
 
 
 def _in_sections(
@@ -250,7 +326,7 @@ def _from_cut(
     """Audit the queues up to `stop`, from the cut of `saved` if there is one, and return the cached rows."""
     if saved is None:
         return sweep_sections(rows, None, None, stuck_limit, stop=stop).persist()
-    fresh = saved.fresh(is_recovered=history.run_rows[0]["is_recovered"])
+    fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
     return sweep_sections(rows, saved.rows(*durability), None, stuck_limit, fresh=fresh, stop=stop).persist()
 
 
@@ -261,26 +337,28 @@ def _next_state(
     verdict: Verdict,
     saved: SavedAudit | None,
 ) -> AuditState:
-    first, last = history.run_rows[0], history.run_rows[-1]
+    (broker,), run_rows = history.brokers, history.run_rows[0]
+    first, last = run_rows[0], run_rows[-1]
+    first_event, last_event = history.limits[0]
     earlier = None if saved is None else saved.state
-    is_whole = history.first_event == 1 if earlier is None else earlier.is_whole
+    is_whole = first_event == 1 if earlier is None else earlier.is_whole
     summary = AuditSummary(
-        history.first_event,
-        history.last_event,
-        history.last_at,
+        first_event,
+        last_event,
+        last["last_at"],
         verdict.events,
         {each.kind: (each.count, each.sentence) for each in verdict.findings},
         verdict.notes,
     )
     return AuditState(
-        store=history.stores[-1].store if history.stores else None,
+        store=broker.identity or (None if earlier is None else earlier.store),
         queue=queue,
         run=last["run"],
-        last_event=history.last_event,
-        last_at=history.last_at,
+        last_event=last_event,
+        last_at=last["last_at"],
         is_recovered=last["is_recovered"],
-        is_whole=is_whole and last["run"] - first["run"] + 1 == len(history.run_rows),
-        first_event=history.first_event if earlier is None else earlier.first_event,
+        is_whole=is_whole and last["run"] - first["run"] + 1 == len(run_rows),
+        first_event=first_event if earlier is None else earlier.first_event,
         marks=(*(() if earlier is None else earlier.marks), *reset_marks(mark_rows)),
         audits=(*(() if earlier is None else earlier.audits), summary),
     )
@@ -292,20 +370,20 @@ def _mark_rows(marks: DataFrame) -> list[TimelineRow]:
     return [TimelineRow(event, at, int(code), number=number) for event, at, code, number in rows]
 
 
-def _check_runs(run_rows: list[Row], since: datetime | None) -> None:
-    """Check that there are events, and that this truenext can read their history version.
+def _audit_stages(
+    stages: DataFrame, broker: AuditedBroker, *, is_only: bool, gap: int, queue: str | None, since: datetime | None
+) -> StageResults:
+    events = broker.events if queue is None else broker.events.where(F.col("queue") == queue)
+    if broker.earlier is not None and broker.earlier.next_at is not None:
+        since = broker.earlier.next_at if since is None else max(since, broker.earlier.next_at)
+    return audit_stages(stages, events, broker=broker.identity, is_only=is_only, last_gap=gap, queue=queue, since=since)
 
-    Raises: ConfigurationError if there are none; HistoryError for another history version
-    """
-    if not run_rows:
-        raise ConfigurationError("the history has no events" + (f" since {since}" if since is not None else ""))
-    unknown = [row["unknown_event"] for row in run_rows if row["unknown_event"] is not None]
-    if unknown:
-        raise HistoryError(
-            f"event {min(unknown):,} is of another history version; this truenext reads {OLDEST_HISTORY_VERSION} to "
-            f"{HISTORY_VERSION}: "
-            "use the truenext that wrote it"
-        )
+
+def _add_tables(tables: dict[str, DataFrame], of_broker: Mapping[str, DataFrame], broker: str) -> None:
+    """Add the rows of a broker's tables to `tables`."""
+    for name, table in of_broker.items():
+        named = table.select(F.lit(broker).alias("broker"), "*")
+        tables[name] = tables[name].unionByName(named) if name in tables else named
 
 
 _CACHED = ("starvation", "redelivery", "latency", "positions")
@@ -326,6 +404,21 @@ def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -
         "depth": sweep_rows.transform(depth),
         "positions": sweep_rows.transform(positions),
     }
+
+
+def _count_differences(differences: DataFrame | None) -> dict[str, int]:
+    """Return for each broker how many events are not the same in its histories."""
+    if differences is None:
+        return {}
+    counts = differences.groupBy("broker").agg(F.count_distinct("event")).collect()
+    return dict(counts)
+
+
+def _difference_finding(count: int) -> tuple[FindingSummary, ...]:
+    if not count:
+        return ()
+    sentence = f"{count:,} events are not the same in all folders of this broker, or are missing in one."
+    return (FindingSummary("difference", count, sentence),)
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:
@@ -358,22 +451,37 @@ def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSumm
     return tuple(found)
 
 
-def _notes(history: _JudgedHistory, mark_rows: Sequence[TimelineRow], saved: SavedAudit | None) -> tuple[str, ...]:
+def _limits(run_rows: Sequence[Row]) -> tuple[int, int]:
+    """Return the first and the last event of a broker's runs, by its own numbers."""
+    first, last = min(row["first_event"] for row in run_rows), max(row["last_event"] for row in run_rows)
+    return first & OWN_MASK, last & OWN_MASK
+
+
+def _notes(
+    run_rows: Sequence[Row],
+    first_event: int,
+    gap_count: int,
+    broker: AuditedBroker,
+    mark_rows: Sequence[TimelineRow],
+    saved: SavedAudit | None,
+) -> tuple[str, ...]:
     notes = []
-    earlier, gap_count = history.earlier, history.missing["gaps"]
+    earlier = broker.earlier
+    if len(broker.histories) > 1:
+        notes.append(f"{' and '.join(broker.histories)} are one history; each event was judged once.")
     if earlier is not None:
         notes.append(
             f"Up to run {earlier.next_run - 1:,} the history is that of a broker with another identity, "
             f"{earlier.store}; only later runs were judged."
         )
-    elif saved is None and history.first_event > 1:
-        notes.append(f"The history begins with event {history.first_event:,}; older messages were not judged.")
-    numbers = {row["run"] for row in history.run_rows}
+    elif saved is None and first_event > 1:
+        notes.append(f"The history begins with event {first_event:,}; older messages were not judged.")
+    numbers = {row["run"] for row in run_rows}
     absent = max(numbers) - min(numbers) + 1 - len(numbers)
     if absent:
         notes.append(f"{absent:,} runs of the broker have no history; messages that waited then were not judged.")
     deleted = _deleted(mark_rows) if saved is not None and mark_rows else None
-    if deleted is not None and deleted.event == history.first_event:
+    if deleted is not None and deleted.event == first_event:
         gap_count -= 1
         notes.append(
             f"Events {deleted.event:,} to {deleted.number:,}, after the last audit, are no longer in the history; "

@@ -1,7 +1,6 @@
 """One whole audit, for `truenext audit` and for spark-submit."""
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
@@ -9,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, audit, timed
+from truenext.errors import ConfigurationError
+from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, BrokerVerdict, audit_brokers, timed
+from truenext.spark.audit.brokers import FolderHistory
 from truenext.spark.audit.continued import audit_since_state, check_tables
 from truenext.spark.audit.run_names import run_names
 from truenext.spark.audit.state import StateFolder
-from truenext.spark.paths import path_to_read, path_to_write
-from truenext.spark.report import AuditedHistory, write_comparison
-from truenext.spark.schema import read_events
+from truenext.spark.history_files import errors_of_tasks, find_histories, read_files
+from truenext.spark.output import write_table, write_to_address
+from truenext.spark.paths import Location, below, is_address, output_path, path_to_read, path_to_write
+from truenext.spark.report import AuditedHistory, comparison_page, write_comparison
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
 from truenext.spark.verdict import Verdict
@@ -32,11 +33,11 @@ SHOWN_ROWS_MAX = 200_000
 
 
 def run_audit(
-    folders: Sequence[Path | str], *, out: Path | None = None, state: Path | None = None, **options: Any
+    folders: Sequence[Location], *, out: Location | None = None, state: Path | None = None, **options: Any
 ) -> list[Verdict]:
-    """Audit the history in each of `folders`. Print progress and verdicts. Write the tables, and one page for all
-    histories, below `out`. With `state`, a folder, audit the events since the last audit with it. `options` are the
-    further options of `audit_histories`.
+    """Audit the histories in `folders` in one job. Print progress and verdicts. Write the tables, and one page, below
+    `out`. With `state`, a folder, audit the events since the last audit with it. `options` are the further options of
+    `audit_histories`. Return a verdict for each broker.
 
     Raises: ConfigurationError if a folder or option cannot be used; HistoryError if a history cannot be read
     """
@@ -50,70 +51,68 @@ def run_audit(
 
 
 def audit_histories(
-    folders: Sequence[Path | str],
+    folders: Sequence[Location],
     *,
     master: str | None = None,
     since: datetime | None = None,
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
-    stages: Sequence[Path | str] = (),
-    out: Path | None = None,
+    stages: Sequence[Location] = (),
+    out: Location | None = None,
 ) -> list[AuditedHistory]:
-    """Audit the history in each of `folders`. Print progress and verdicts. Write the tables and Spark's log below
-    `out`.
+    """Audit the histories in `folders`, which are folders of brokers or have some below. Print progress and verdicts.
+    Write the tables and Spark's log below `out`.
 
-    With several folders, the tables of each go to a folder below `out`, named by `run_names`. `stages` are folders with
-    events of stages; they need exactly one history. `since` without a time zone is UTC. The returned histories have
-    tables only if `out` is given.
+    `stages` are folders with events of stages. `since` without a time zone is UTC. Return the histories of each broker,
+    with rows of its tables if `out` is given.
 
     Raises: ConfigurationError if a folder or option cannot be used; HistoryError if a history cannot be read
     """
     if since is not None and since.tzinfo is None:
         since = since.replace(tzinfo=UTC)
-    if stages and len(folders) > 1:
-        raise ConfigurationError("--stages needs the history of exactly one broker: name one history folder")
-    names = run_names(folders)
+    run_names(folders)
     _check((*folders, *stages), stuck_seconds, out)
     spark = _start(master, out)
-    audited = []
-    for folder, name in zip(folders, names, strict=True):
-        if len(folders) > 1:
-            print(f"{name}:", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
-            events = read_events(spark, folder, Path(scratch))
-            stage_events = read_stage_events(spark, stages) if stages else None
-            try:
-                results = audit(
-                    events,
-                    since=since,
-                    queue=queue,
-                    stuck_seconds=stuck_seconds,
-                    stages=stage_events,
-                    progress=_print_step,
-                )
-            except HistoryError as error:
-                raise HistoryError(f"{folder}: {error}") from error
-            tables: dict[str, pandas.DataFrame] = {}
-            if out is not None:
-                with timed(_print_step, "tables"):
-                    tables = write_tables(results, out / name if len(folders) > 1 else out)
-            audited.append(AuditedHistory(name, tables, results.verdict))
-            results.unpersist()
-    for each in audited:
-        print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
+    found = [files for folder in folders for files in find_histories(spark, folder)]
+    names = run_names([files.folder for files in found])
+    histories: list[FolderHistory] = []
+    cached: list[DataFrame] = []
+    for files, name in zip(found, names, strict=True):
+        events, raw = read_files(spark, files)
+        histories.append(FolderHistory(name, events, files.folder, may_grow=raw is not None))
+        cached += [] if raw is None else [raw]
+    stage_events = read_stage_events(spark, stages) if stages else None
+    with errors_of_tasks():
+        results = audit_brokers(
+            histories,
+            since=since,
+            queue=queue,
+            stuck_seconds=stuck_seconds,
+            stages=stage_events,
+            progress=_print_step,
+        )
+        tables: dict[str, pandas.DataFrame] = {}
+        if out is not None:
+            with timed(_print_step, "tables"):
+                tables = write_tables(results, out)
+    results.unpersist()
+    for each in cached:
+        each.unpersist()
+    audited = [AuditedHistory(_label(each), _of_broker(tables, each.broker), each.verdict) for each in results.verdicts]
+    _print_verdicts(audited)
     return audited
 
 
 def _run_from_state(
-    folders: Sequence[Path | str],
+    folders: Sequence[Location],
     state: Path,
     *,
-    out: Path | None,
+    out: Location | None,
     master: str | None = None,
     since: datetime | None = None,
     queue: str | None = None,
     stuck_seconds: float = STUCK_SECONDS,
-    stages: Sequence[Path | str] = (),
+    stages: Sequence[Location] = (),
 ) -> Verdict:
     if since is not None or stages:
         raise ConfigurationError(
@@ -124,20 +123,24 @@ def _run_from_state(
     _check(folders, stuck_seconds, out)
     path_to_write(state.resolve())
     if out is not None:
+        if isinstance(out, str) and is_address(out):
+            raise ConfigurationError("--state needs a folder for --out, not an address: its tables are appended to")
+        out = Path(out)
         check_tables(out)
     with StateFolder.locked(state) as locked:
         locked.read()
         spark = _start(master, out)
-        verdict = audit_since_state(
-            spark, folders[0], locked, queue=queue, stuck_seconds=stuck_seconds, out=out, progress=_print_step
-        )
+        with errors_of_tasks():
+            verdict = audit_since_state(
+                spark, folders[0], locked, queue=queue, stuck_seconds=stuck_seconds, out=out, progress=_print_step
+            )
     print(verdict, flush=True)
     if out is not None:
         print(f"The page: {out / PAGE}", flush=True)
     return verdict
 
 
-def _check(locations: Sequence[Path | str], stuck_seconds: float, out: Path | None) -> None:
+def _check(locations: Sequence[Location], stuck_seconds: float, out: Location | None) -> None:
     """Check what can be checked before Spark starts, and make the folder `out`.
 
     Raises: ConfigurationError if a folder or option cannot be used
@@ -145,41 +148,80 @@ def _check(locations: Sequence[Path | str], stuck_seconds: float, out: Path | No
     if not 0 < stuck_seconds < inf:
         raise ConfigurationError(f"--stuck must be a number of seconds, not {stuck_seconds}")
     for location in locations:
-        if not (isinstance(location, str) and "://" in location):
+        if not is_address(location):
             path_to_read(Path(location).resolve())
     if out is not None:
-        path_to_write(out.resolve())
-        # Made before the work, and not left to Spark, whose error would be a hundred lines long.
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"cannot write to {out}: {error.strerror}") from error
+        _prepare(out)
 
 
-def _start(master: str | None, out: Path | None) -> SparkSession:
+def _start(master: str | None, out: Location | None) -> SparkSession:
     with timed(_print_step, "Spark started"):
-        return start(master, log=None if out is None else out / SPARK_LOG)
+        return start(master, log=None if out is None or is_address(out) else Path(out) / SPARK_LOG)
+
+
+def _prepare(out: Location) -> None:
+    """Make the folder `out` before the work, and not by Spark, whose error would be a hundred lines long. Spark makes
+    an address, once the tables are there.
+
+    Raises: ConfigurationError if the folder cannot be made
+    """
+    output_path(out)
+    if is_address(out):
+        return
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def _label(broker: BrokerVerdict) -> str:
+    """Return the name of a broker for people: its folders, and its identity, if one is known."""
+    names = " and ".join(broker.histories)
+    return names if broker.broker == broker.histories[0] else f"{names} ({broker.broker})"
+
+
+def _of_broker(tables: Mapping[str, pandas.DataFrame], broker: str) -> dict[str, pandas.DataFrame]:
+    return {name: table[table["broker"] == broker].drop(columns="broker") for name, table in tables.items()}
+
+
+def _print_verdicts(audited: Sequence[AuditedHistory]) -> None:
+    if len(audited) > 1:
+        broken = sum(not each.verdict.has_contract_held for each in audited)
+        held = f"The contract held at all {len(audited):,} brokers."
+        print(f"The contract was broken at {broken:,} of {len(audited):,} brokers." if broken else held)
+    for each in audited:
+        print(f"{each.name}: {each.verdict}" if len(audited) > 1 else each.verdict, flush=True)
 
 
 def write_page(
-    audited: Sequence[AuditedHistory], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+    audited: Sequence[AuditedHistory],
+    out: Location,
+    *,
+    title: str,
+    sections: Mapping[str, pandas.DataFrame] | None = None,
 ) -> None:
-    """Write the page on the `audited` histories to `out`, and print its path. `sections` are further tables for the
+    """Write the page on the `audited` histories below `out`, and print its path. `sections` are further tables for the
     page, each under its heading.
 
-    Raises: ConfigurationError if the package that draws the plots is not installed; OSError if the page cannot be
-    written
+    Raises: ConfigurationError if the package that draws the plots is not installed, or Spark cannot write to the
+    address; OSError if the page cannot be written
     """
+    page = below(out, PAGE)
     with timed(_print_step, "page"):
-        write_comparison(audited, out / PAGE, title=title, sections=sections)
-    print(f"The page: {out / PAGE}", flush=True)
+        if isinstance(page, Path):
+            write_comparison(audited, page, title=title, sections=sections)
+        else:
+            write_to_address(page, comparison_page(audited, title=title, sections=sections))
+    print(f"The page: {page}", flush=True)
 
 
-def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame]:
-    """Write each table as a folder of Parquet files. Return at most SHOWN_ROWS_MAX rows of each table for the page."""
+def write_tables(results: AuditResults, out: Location) -> dict[str, pandas.DataFrame]:
+    """Write each table as a folder of Parquet files. Return at most SHOWN_ROWS_MAX rows for each broker of each table
+    for the page."""
     for name, table in results.tables.items():
-        table.write.mode("overwrite").parquet(path_to_write(out.resolve() / name))
-    return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
+        write_table(table, below(out, name))
+    rows_max = SHOWN_ROWS_MAX * len(results.verdicts)
+    return {name: table.limit(rows_max).toPandas() for name, table in results.tables.items()}
 
 
 def _print_step(step: str, seconds: float) -> None:

@@ -9,7 +9,6 @@ into the same folders.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +17,13 @@ import pandas
 from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import AuditResults, audit, timed
+from truenext.spark.audit.audit import AuditResults, audit_brokers, timed
+from truenext.spark.audit.brokers import FolderHistory
 from truenext.spark.audit.resume import SavedAudit
 from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
+from truenext.spark.history_files import find_histories, read_files
 from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.report import AuditedHistory, write_comparison
-from truenext.spark.schema import read_events
 from truenext.spark.verdict import FindingSummary, Verdict
 
 SHOWN_ROWS_MAX = 200_000
@@ -52,28 +52,33 @@ def audit_since_state(
     be read, or does not go on from the state
     """
     earlier = state.read()
-    with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
-        events = read_events(spark, folder, Path(scratch))
-        saved = None if earlier is None else SavedAudit(earlier, _read(spark, state.cut_folder(earlier.next_event)))
-        try:
-            if saved is not None and not saved.has_new_events(events, queue):
-                return Verdict(0, notes=("No event has come since the last audit.",))
-            results = audit(
-                events, queue=queue, stuck_seconds=stuck_seconds, progress=progress, goes_on=True, saved=saved
-            )
-        except HistoryError as error:
-            raise HistoryError(f"{folder}: {error}") from error
-        assert results.next is not None
-        following = results.next.state
-        if out is not None:
-            with timed(progress, "tables and pages"):
-                _write_tables(results, out, following.audits[-1])
-                _write_pages(spark, str(folder), out, following)
-        with timed(progress, "state"):
-            cut = state.cut_folder(following.next_event)
-            results.next.cut.write.mode("overwrite").parquet(path_to_write(cut.resolve()))
-            state.write(following)
-        results.unpersist()
+    found = find_histories(spark, folder)
+    if len(found) > 1:
+        raise ConfigurationError(f"--state needs the history of exactly one broker: {folder} has {len(found):,}")
+    events, raw = read_files(spark, found[0])
+    history = FolderHistory(found[0].folder, events, found[0].folder, may_grow=raw is not None)
+    saved = None if earlier is None else SavedAudit(earlier, _read(spark, state.cut_folder(earlier.next_event)))
+    try:
+        if saved is not None and not saved.has_new_events(events, queue):
+            return Verdict(0, notes=("No event has come since the last audit.",))
+        results = audit_brokers(
+            [history], queue=queue, stuck_seconds=stuck_seconds, progress=progress, goes_on=True, saved=saved
+        )
+    except HistoryError as error:
+        raise HistoryError(history.error(str(error))) from error
+    assert results.next is not None
+    following = results.next.state
+    if out is not None:
+        with timed(progress, "tables and pages"):
+            _write_tables(results, out, following.audits[-1])
+            _write_pages(spark, str(folder), out, following)
+    with timed(progress, "state"):
+        cut = state.cut_folder(following.next_event)
+        results.next.cut.write.mode("overwrite").parquet(path_to_write(cut.resolve()))
+        state.write(following)
+    results.unpersist()
+    if raw is not None:
+        raw.unpersist()
     return results.verdict
 
 

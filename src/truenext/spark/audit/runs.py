@@ -1,16 +1,17 @@
 """Parts of a history: blocks of events, runs of the broker, and gaps that crashes have left."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from truenext.errors import HistoryError
 from truenext.history.schema import DRAINED
 from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
+from truenext.spark.audit.broker_numbers import NUMBER_BITS, broker_number
 
 # Blocks of 65,536 event numbers: one pass over all events serves all tables about whole runs.
 
@@ -20,6 +21,13 @@ KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {DRAINED}
 """Kinds of events that this version of the history has, as docs/reference/history.md lists them."""
 
 
+BLOCKS = (
+    "run bigint, block bigint, events bigint, first bigint, last bigint, last_at bigint, started_event bigint, "
+    "started_at bigint, stores array<string>, is_clean boolean, is_recovered boolean, unknown_event bigint"
+)
+"""Columns of blocks."""
+
+
 def block() -> Column:
     return F.shiftright("event", BLOCK_BITS)
 
@@ -27,7 +35,7 @@ def block() -> Column:
 def blocks(events: DataFrame) -> DataFrame:
     """Return one row for each run and block of 65,536 event numbers, with `events`, `first`, `last`, `last_at`,
     `started_event`, `started_at`, `stores`, `is_clean`, `is_recovered`, `unknown_event`. `runs` describes the columns;
-    `stores` are the identities that a start in this block names."""
+    `stores` are the identities that events of the block name."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(
@@ -37,7 +45,7 @@ def blocks(events: DataFrame) -> DataFrame:
         F.max_by(at, "event").alias("last_at"),
         F.min(F.when(is_started, F.col("event"))).alias("started_event"),
         F.min(F.when(is_started, at)).alias("started_at"),
-        F.collect_set(F.when(is_started, F.col("store"))).alias("stores"),
+        F.collect_set("store").alias("stores"),
         # As a boolean: for a string Spark would sort all events.
         F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
         F.bool_or(~F.col("kind").isin("run-started", "recovered")).alias("is_recovered"),
@@ -67,41 +75,37 @@ class EarlierBroker(NamedTuple):
     """Identity of the earlier broker."""
     next_run: int
     """First run that is not the earlier broker's."""
-    next_at: datetime
-    """Time at which that run started."""
+    next_at: datetime | None
+    """Time at which that run started; None if its start is not in the history any more."""
 
 
-class NamedStore(NamedTuple):
-    """Identity that the start of a run names."""
-
-    run: int
-    started_at: int
-    store: str
+def last_store(blocks: Iterable[Row]) -> str | None:
+    """Return the identity of the last run that names one; None if none does."""
+    return max(((row["run"], max(row["stores"])) for row in blocks if row["stores"]), default=(0, None))[1]
 
 
-def named_stores(blocks: DataFrame) -> list[NamedStore]:
-    """Return the identities that starts of runs name, in order.
+def earlier_broker(blocks: Iterable[Row]) -> EarlierBroker | None:
+    """Return the broker before that of the last run; None if one broker has all runs, as far as is known. `blocks` are
+    rows from `blocks`.
 
     Raises: HistoryError if a run is there of two brokers
     """
-    named = blocks.where(F.size("stores") > 0).select("run", "started_at", "stores").orderBy("run").collect()
-    starts: list[NamedStore] = []
-    for row in named:
+    stores: dict[int, str] = {}
+    starts: dict[int, int] = {}
+    for row in blocks:
+        run = row["run"]
+        if row["started_at"] is not None:
+            starts[run] = row["started_at"]
         for store in sorted(row["stores"]):
-            if starts and starts[-1].run == row["run"]:
+            if stores.setdefault(run, store) != store:
                 raise HistoryError(
-                    f"run {row['run']} is there twice, of the brokers with the identities {starts[-1].store} and "
-                    f"{store}: audit the history of each broker alone"
+                    f"run {run} is there twice, of the brokers with the identities {stores[run]} and {store}: "
+                    f"audit the history of each broker alone"
                 )
-            starts.append(NamedStore(row["run"], row["started_at"], store))
-    return starts
-
-
-def earlier_broker(stores: Sequence[NamedStore]) -> EarlierBroker | None:
-    """Return the broker before that of the last run; None if one broker has all runs, as far as is known."""
-    for before, after in reversed([*pairwise(stores)]):
-        if before.store != after.store:
-            return EarlierBroker(before.store, after.run, datetime.fromtimestamp(after.started_at / 1e6, UTC))
+    for before, after in reversed([*pairwise(sorted(stores))]):
+        if stores[before] != stores[after]:
+            started_at = datetime.fromtimestamp(starts[after] / 1e6, UTC) if after in starts else None
+            return EarlierBroker(stores[before], after, started_at)
     return None
 
 
@@ -117,7 +121,7 @@ def runs(blocks: DataFrame) -> DataFrame:
     `previous_run` is the run before, `previous_at` the time of its last event. `next_event` and `next_at` are the start
     of the next run.
     """
-    order = Window.orderBy("run")
+    order = Window.partitionBy(broker_number(F.col("run"))).orderBy("run")
     return (
         blocks.groupBy("run")
         .agg(
@@ -159,9 +163,8 @@ def gaps(events: DataFrame, blocks: DataFrame, earlier_event: int | None = None)
         .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))
         .select("before", F.col("event").alias("after"))
     )
-    between = whole.withColumn("before", F.lag("last").over(Window.orderBy("block"))).select(
-        "before", F.col("first").alias("after")
-    )
+    of_broker = Window.partitionBy(F.shiftright("block", NUMBER_BITS - BLOCK_BITS)).orderBy("block")
+    between = whole.withColumn("before", F.lag("last").over(of_broker)).select("before", F.col("first").alias("after"))
     return (
         inside.union(between)
         .where("after - before > 1")

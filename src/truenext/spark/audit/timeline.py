@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.model.events import BLOCKING, DELAYED, EXCLUSIVE, PULLING, WITH_EXPRESS, WITH_SELECTOR, WITH_STARTED
+from truenext.spark.audit.broker_numbers import broker_number, own_number
 from truenext.spark.audit.model import (
     AUTO_WINDOW,
     HAS_CAUSE,
@@ -97,10 +98,7 @@ def queue_rows(
     own = events.where("queue is not null")
     if after_ends is not None:
         own = own.join(after_ends, "event", "left")
-    named = own.select("queue")
-    if queues is not None:
-        named = named.unionByName(queues)
-    of_queues = marks.crossJoin(F.broadcast(named.distinct()))
+    of_queues = marks_of_queues(marks, own, queues)
     return message_rows(own, commits, proofs).unionByName(of_queues.select(*COLUMNS))
 
 
@@ -264,14 +262,25 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
     )
 
 
+def marks_of_queues(marks: DataFrame, own: DataFrame, queues: DataFrame | None) -> DataFrame:
+    """Return the `marks` of each broker for each of its queues. `own` are events of queues; `queues` are further queues
+    of the only broker."""
+    named = own.select("queue", broker_number(F.col("event")).alias("broker"))
+    if queues is not None:
+        named = named.unionByName(queues.select("queue", F.lit(0).cast("bigint").alias("broker")))
+    return marks.withColumn("broker", broker_number(F.col("event"))).join(F.broadcast(named.distinct()), "broker")
+
+
 def marks(runs: DataFrame, gaps: DataFrame, is_whole: bool | None = None) -> DataFrame:
-    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue. `is_whole`
-    says whether the history up to the first of `runs` has every event; None if it begins with that run."""
+    """Return rows for the starts of runs, the gaps, and the end of the history. They apply to every queue of their
+    broker. `is_whole` says whether the history up to the first of `runs` has every event; None if it begins with that
+    run."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
     # With the history complete from its first event to a start, no queue can have an unknown message then.
-    order = Window.orderBy("run").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    broker = broker_number(F.col("run"))
+    order = Window.partitionBy(broker).orderBy("run").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     every_run = F.col("run") - F.min("run").over(order) + 1 == F.count("*").over(order)
-    from_first = F.min("first_event").over(order) == 1 if is_whole is None else F.lit(is_whole)
+    from_first = own_number(F.min("first_event").over(order)) == 1 if is_whole is None else F.lit(is_whole)
     flags = (
         F.when(F.col("is_clean"), F.lit(int(StartFlag.CLEAN))).otherwise(F.lit(0))
         + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(StartFlag.CONTINUED))).otherwise(F.lit(0))
@@ -296,7 +305,7 @@ def marks(runs: DataFrame, gaps: DataFrame, is_whole: bool | None = None) -> Dat
         F.lit(int(EventCode.GAP)).alias("code"),
         F.col("last_missing").alias("number"),
     )
-    end = runs.agg(
+    end = runs.groupBy(broker).agg(
         (F.max("last_event") + 1).alias("event"),
         F.max_by("last_at", "last_event").alias("at"),
         F.lit(int(EventCode.FINISHED)).alias("code"),

@@ -37,14 +37,20 @@ def audit_stages(
     stage_events: DataFrame,
     events: DataFrame,
     *,
+    broker: str | None = None,
+    is_only: bool = True,
     last_gap: int = 0,
     queue: str | None = None,
     since: datetime | None = None,
 ) -> StageResults:
-    """Audit `stage_events`, the events of stages, against `events`, the history. If `queue` is given, only this queue
-    is audited. `last_gap` is the number of the last event that the history lacks; 0 if it lacks none.
+    """Audit `stage_events`, the events of stages, against `events`, the history of the broker with the identity
+    `broker`, None if it is not known. If `queue` is given, only
+    this queue is audited. `last_gap` is the number of the last event that the history lacks; 0 if it lacks none.
 
-    Raises: ConfigurationError if the events of stages have another format
+    Executions of messages of other brokers are left out. If the broker `is_only`, executions that name no broker are
+    its own, as services of earlier versions have recorded them.
+
+    Raises: ConfigurationError if the events of stages have another format, or do not say which broker they belong to
     """
     stage_events = stage_events.persist()
     process_table = stage_events.transform(processes).persist()
@@ -55,7 +61,7 @@ def audit_stages(
                 f"the events of stages in {row['process']}-*{SUFFIX} have format {row['format']}; this truenext reads "
                 f"{FORMAT}: use the version that wrote them, or move the files of that format out of the folder"
             )
-    run_table = stage_events.transform(runs)
+    run_table = _of_broker(stage_events.transform(runs), broker, is_only)
     if queue is not None:
         run_table = run_table.where(F.col("queue") == queue)
     if since is not None:
@@ -86,6 +92,18 @@ def audit_stages(
     }
     cached = (stage_events, process_table, run_table, joined_table, found, commit_gap_table, flow_table)
     return StageResults(tables, findings, _notes(flow_table, counts, incomplete), cached)
+
+
+def _of_broker(run_table: DataFrame, broker: str | None, is_only: bool) -> DataFrame:
+    if is_only:
+        return run_table if broker is None else run_table.where(F.coalesce("broker", F.lit(broker)) == F.lit(broker))
+    unknown = run_table.where("broker is null").select("process").first()
+    if unknown is not None:
+        raise ConfigurationError(
+            f"the events of stages of process {unknown['process']} do not say which broker they belong to, since an "
+            "earlier version recorded them: audit them with the history of one broker"
+        )
+    return run_table.where(F.col("broker") == F.lit(broker))
 
 
 _COMMIT_GAP_SENTENCE = "SQL was committed and the message was not acknowledged with it"

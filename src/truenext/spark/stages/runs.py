@@ -9,7 +9,7 @@ END_KINDS = ("acknowledged", "dead-lettered", "expired", "handled", "moved", "re
 _MESSAGE_KINDS = ("accepted", "dispatched", "returned", *END_KINDS)
 _START_FIELDS = (
     *("stage", "queue", "sequence", "message", "parent", "flow", "trace", "sender", "attempt", "deliveries"),
-    *("accepted_ms", "exactly_once", "taken"),
+    *("accepted_ms", "exactly_once", "taken", "broker"),
 )
 _END_FIELDS = ("total_us", "run_us", "commit_us", "error", "given_up_for")
 

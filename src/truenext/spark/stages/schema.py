@@ -19,7 +19,10 @@ STAGE_EVENTS = StructType(
     [
         StructField(name, kind)
         for kind, names in (
-            (StringType(), ("kind", "process", "service", "instance", "stage", "queue", "message", "parent", "flow")),
+            (
+                StringType(),
+                ("kind", "process", "service", "instance", "stage", "queue", "message", "parent", "flow", "broker"),
+            ),
             (StringType(), ("trace", "sender", "error", "given_up_for")),
             (LongType(), ("number", "at", "sequence", "execution", "total_us", "run_us", "commit_us", "accepted_ms")),
             (IntegerType(), ("format", "attempt", "deliveries")),
