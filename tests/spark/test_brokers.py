@@ -20,7 +20,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.history.export import export_closed_files
 from truenext.history.files import history_files
 from truenext.spark.audit.audit import AuditResults, audit_brokers
-from truenext.spark.audit.brokers import History, choose_blocks
+from truenext.spark.audit.brokers import FolderHistory, choose_blocks
 from truenext.spark.history_files import errors_of_tasks, find_histories, group_files, read_files
 
 Frame = Callable[[list[Event]], DataFrame]
@@ -56,7 +56,7 @@ def test_audit_of_several_brokers_finds_of_each_what_an_audit_of_it_alone_finds(
     print(f"seed {seed}")
     own = {FIRST: random_history(seed, FIRST), SECOND: random_history(seed + 1, SECOND)}
     own["recorded"] = RandomHistory(seed + 2, 80, faults=0.3).events
-    histories = [History(f"folder of {name}", frame(events)) for name, events in own.items()]
+    histories = [FolderHistory(f"folder of {name}", frame(events)) for name, events in own.items()]
     histories[2] = histories[2]._replace(name="recorded")
     results = audit_brokers(histories, stuck_seconds=STUCK_SECONDS)
     assert [each.broker for each in results.verdicts] == [*own]
@@ -76,7 +76,7 @@ def test_histories_of_active_standby_and_restored_broker_are_each_judged_once(fr
     active = of_store(active, FIRST)
     restored = restored_in_place(RESTORED)
     histories = {"standby": active[20:-30], "active": active, "restored": restored}
-    results = audit_brokers([History(name, frame(events)) for name, events in histories.items()])
+    results = audit_brokers([FolderHistory(name, frame(events)) for name, events in histories.items()])
     assert [(each.broker, each.histories) for each in results.verdicts] == [
         (FIRST, ("standby", "active")),
         (RESTORED, ("restored",)),
@@ -101,7 +101,7 @@ def test_event_that_differs_or_is_missing_in_a_folder_of_the_broker_is_a_finding
     dispatched = [at for at, each in enumerate(right) if each["kind"] == "dispatched"]
     other = changed(right, dispatched[0], consumer=None, deliveries=None)
     other = [each for at, each in enumerate(other) if at != dispatched[1]]
-    results = audit_brokers([History("one", frame(right)), History("two", frame(other))])
+    results = audit_brokers([FolderHistory("one", frame(right)), FolderHistory("two", frame(other))])
     (finding,) = results.verdict.findings
     assert (finding.kind, finding.count) == ("difference", 2)
     rows = {(row["event"], row["history"], row["detail"]) for row in results.tables["differences"].collect()}

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from truenext.spark.audit.after_end import after_ends
 from truenext.spark.audit.broker_numbers import OWN_MASK, broker_number, own_number, queue_key, with_brokers
-from truenext.spark.audit.brokers import AuditedBroker, History, join_histories
+from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, join_histories
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, TimelineRow
@@ -72,11 +72,11 @@ class AuditResults:
 
 def audit(events: DataFrame, **options: Any) -> AuditResults:
     """Check the history of one broker. `options` are those of `audit_brokers`."""
-    return audit_brokers([History("history", events)], **options)
+    return audit_brokers([FolderHistory("history", events)], **options)
 
 
 def audit_brokers(
-    histories: Sequence[History],
+    histories: Sequence[FolderHistory],
     *,
     since: datetime | None = None,
     queue: str | None = None,

@@ -26,7 +26,7 @@ from truenext.spark.audit.broker_numbers import BROKERS_MAX, NUMBER_BITS, with_n
 from truenext.spark.audit.runs import BLOCK_BITS, BLOCKS, EarlierBroker, block, blocks, earlier_broker, last_store
 
 
-class History(NamedTuple):
+class FolderHistory(NamedTuple):
     """History in one folder."""
 
     name: str
@@ -70,7 +70,7 @@ class JoinedHistories:
     cached: tuple[DataFrame, ...]
 
 
-def join_histories(histories: Sequence[History], since: datetime | None) -> JoinedHistories:
+def join_histories(histories: Sequence[FolderHistory], since: datetime | None) -> JoinedHistories:
     """Join histories of one broker or several. Events before `since` are ignored.
 
     Raises: ConfigurationError if a history has no events, or there are too many brokers; HistoryError if a history is
@@ -133,7 +133,7 @@ def _with_block_numbers(row: Row, broker: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Part:
-    history: History
+    history: FolderHistory
     identity: str | None
     events: DataFrame
     blocks: list[Row]
@@ -148,7 +148,7 @@ class _Part:
         return int(max(row["last"] for row in self.blocks))
 
 
-def _part(history: History, since: datetime | None) -> _Part:
+def _part(history: FolderHistory, since: datetime | None) -> _Part:
     """Return the events of a history that are its broker's own, from `since` on."""
     events = history.events
     if since is not None:

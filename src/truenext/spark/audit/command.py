@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, BrokerVerdict, audit_brokers, timed
-from truenext.spark.audit.brokers import History
+from truenext.spark.audit.brokers import FolderHistory
 from truenext.spark.audit.run_names import run_names
 from truenext.spark.history_files import errors_of_tasks, find_histories, read_files
 from truenext.spark.output import write_table, write_to_address
@@ -75,11 +75,11 @@ def audit_histories(
         spark = start(master, log=None if out is None or is_address(out) else Path(out) / SPARK_LOG)
     found = [files for folder in folders for files in find_histories(spark, folder)]
     names = run_names([files.folder for files in found])
-    histories: list[History] = []
+    histories: list[FolderHistory] = []
     cached: list[DataFrame] = []
     for files, name in zip(found, names, strict=True):
         events, raw = read_files(spark, files)
-        histories.append(History(name, events, files.folder, may_grow=raw is not None))
+        histories.append(FolderHistory(name, events, files.folder, may_grow=raw is not None))
         cached += [] if raw is None else [raw]
     stage_events = read_stage_events(spark, stages) if stages else None
     with errors_of_tasks():
