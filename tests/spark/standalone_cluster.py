@@ -41,7 +41,8 @@ def make_driver_environment(folder: Path) -> Path:
 
 
 def pack_environment(environment: Path, archive: Path) -> Path:
-    """Pack an environment, with copies of what it has links to, except its interpreter."""
+    """Pack an environment, with copies of all that it has links to: Spark unpacks no link that leads out of the
+    archive."""
 
     def is_packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         parts = Path(member.name).parts
@@ -50,7 +51,6 @@ def pack_environment(environment: Path, archive: Path) -> Path:
     with tarfile.open(archive, "w", dereference=True) as tar:
         (packages,) = environment.glob("lib/python*/site-packages")
         tar.add(packages, packages.relative_to(environment), filter=is_packed)
-    with tarfile.open(archive, "a") as tar:
         for name in ("bin", "pyvenv.cfg"):
             tar.add(environment / name, name)
     return archive
