@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.contract.test_history import busy, write
+from tests.drawing import one_of
 from tests.spark.histories import Event, RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.policies import serve, true_next, two_buckets
@@ -21,6 +22,7 @@ from truenext.history.export import export_closed_files
 from truenext.history.files import history_files
 from truenext.spark.audit.audit import AuditResults, audit_brokers
 from truenext.spark.audit.brokers import FolderHistory, choose_blocks
+from truenext.spark.audit.section_plan import SECTION_EVENTS
 from truenext.spark.history_files import errors_of_tasks, find_histories, group_files, read_files
 
 Frame = Callable[[list[Event]], DataFrame]
@@ -49,8 +51,11 @@ def of_store(history: list[Event], store: str) -> list[Event]:
     return [each | {"store": store} for each in history]
 
 
+@one_of("section_events", (SECTION_EVENTS, 10), ["whole queues", "sections"])
 @pytest.mark.alternates("whole audits")
-def test_audit_of_several_brokers_finds_of_each_what_an_audit_of_it_alone_finds(frame: Frame) -> None:
+def test_audit_of_several_brokers_finds_of_each_what_an_audit_of_it_alone_finds(
+    frame: Frame, section_events: int
+) -> None:
     """The brokers have queues of the same names, and the same numbers of events, messages and runs."""
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
@@ -58,7 +63,7 @@ def test_audit_of_several_brokers_finds_of_each_what_an_audit_of_it_alone_finds(
     own["recorded"] = RandomHistory(seed + 2, 80, faults=0.3).events
     histories = [FolderHistory(f"folder of {name}", frame(events)) for name, events in own.items()]
     histories[2] = histories[2]._replace(name="recorded")
-    results = audit_brokers(histories, stuck_seconds=STUCK_SECONDS)
+    results = audit_brokers(histories, stuck_seconds=STUCK_SECONDS, section_events=section_events)
     assert [each.broker for each in results.verdicts] == [*own]
     assert found(results) == {name: Judge(events, STUCK_SECONDS).judge().found for name, events in own.items()}
     numbers = {name: {each["event"] for each in events} for name, events in own.items()}

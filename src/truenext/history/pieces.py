@@ -1,8 +1,8 @@
 """Pieces of a history, as clients of a broker get them. Each has the events behind an event number, up to a size.
 
-A piece of a `.history` file has the bytes of a small file of this kind: a first chunk with the names of the queues that
-occur, then the chunks. Events that are in Parquet files only are read by a process of the lowest priority
-(parquet_piece.py), as a broker does without numpy and pyarrow; their piece is a stream of Arrow.
+A piece of a `.history` file has the bytes of a small file of this kind: a first chunk with the names of the broker and of
+the queues that occur, then the chunks. Events that are in Parquet files only are read by a process of the lowest
+priority (parquet_piece.py), as a broker does without numpy and pyarrow; their piece is a stream of Arrow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from truenext.history.files import (
     next_chunk,
 )
 from truenext.model.checksum import crc32
-from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, STARTS_FILE, EventKind, event_bytes
+from truenext.model.events import BLOCK, BROKER, CHECKSUM, CHUNK, FILE, STARTS_FILE, EventKind, event_bytes
 
 PIECE_BYTES = 256 * 1024
 """Bytes of chunks with which a piece is complete. A single chunk may have more."""
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 class _Cursor:
-    """Place in a history file, and the queues that the file has named up to there."""
+    """Place in a history file, and what the file has named up to there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -239,11 +239,11 @@ class _PieceMaker:
         return _encode_chunk(chunk.run, chunk.flags & ~STARTS_FILE, chunk.first_event, kept), next_event
 
     def _names_chunk(self, first: bytes) -> bytes:
-        """Return a chunk without events that names the queues, to be put before the chunk `first`."""
+        """Return a chunk without events that names the queues and the broker, to be put before the chunk `first`."""
         names = self._cursor.names
         blocks = [
             BLOCK.pack(EventKind.NAME, 0, 0, number, len(names[number]), 0) + names[number]
-            for number in self._numbers
+            for number in self._numbers | {BROKER}
             if number in names
         ]
         _, _, run, _, first_event = CHUNK.unpack_from(first)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from truenext.history import schema
 from truenext.history.files import EventBlock, HistoryChunk, blocks_of
-from truenext.model.events import COLUMNS, NO_WINDOW, PERSISTENT_FLAG, REASONS, SUBSCRIPTION_MODES, EventKind
+from truenext.model.events import BROKER, COLUMNS, NO_WINDOW, PERSISTENT_FLAG, REASONS, SUBSCRIPTION_MODES, EventKind
 
 _ARROW_TYPES = {
     "bigint": pa.int64(),
@@ -30,8 +30,6 @@ SCHEMA = pa.schema(
     ]
 )
 
-_BROKER = 0
-"""Number in place of a queue's of the name that is the broker's identity."""
 _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
 _CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
@@ -86,7 +84,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     is_kind = {one: kind == one for one in EventKind}
     accepted = is_kind[EventKind.ACCEPTED] | is_kind[EventKind.ACCEPTED_OF_GROUP]
 
-    broker = int(names.pop(_BROKER, "0"), 16)
+    broker = int(names.pop(BROKER, "0"), 16)
     names_of = _NumberedNames(names)
     stores = [block.queue if block.kind == EventKind.RUN_STARTED else broker for block in blocks]
     stores_of = _NumberedNames({store: f"{store:08x}" for store in stores if store})

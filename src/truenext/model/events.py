@@ -43,6 +43,9 @@ OLDEST_HISTORY_VERSION = 9
 run, those of version 12 have none, those of version 11 no epochs, those of version 10 no reason `closed`, and those of
 version 9 no events `handled` and `reported`."""
 
+BROKER = 0
+"""Number in place of a queue's of the name that is the broker's identity."""
+
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
 CHUNK = struct.Struct("<IIIIQ")

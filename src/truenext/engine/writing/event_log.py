@@ -22,6 +22,7 @@ from truenext.model.commands import AckMode
 from truenext.model.events import (
     BLOCK,
     BLOCKING,
+    BROKER,
     CHECKSUM,
     CHUNK,
     DELAYED,
@@ -247,8 +248,7 @@ class EventLog:
     def run_started(self, *, after_clean_stop: bool, epoch: int = 0, identity: str = "") -> None:
         code = REASONS.index("clean" if after_clean_stop else "unclean")
         if identity:
-            # The number 0 is no queue's.
-            self._unwritten_names[0] = identity
+            self._unwritten_names[BROKER] = identity
         self._add_single_event(EventKind.RUN_STARTED, int(identity or "0", 16), code=code, other=epoch)
 
     def recovered(self, queue: Queue, count: int) -> None:

@@ -108,7 +108,7 @@ def audit_brokers(
 
     Events before `since` are ignored. If `queue` is given, events of other queues are ignored, too. `stages` are events
     of stages (docs/reference/history.md). A queue with many events is cut into sections of at least `section_events`
-    events, and audited by several tasks, if there is one broker only.
+    events, and audited by several tasks.
 
     With `goes_on` the history is not at its end: the results have the state from which the next audit goes on. With
     `saved`, such a state, only events after it are judged; `has_new_events` has checked it. Both are for all events of
@@ -129,8 +129,8 @@ def audit_brokers(
         mark_rows = _mark_rows(mark_table)
         starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
         plan = None
-        if saved is None and len(history.names) == 1:
-            plan = section_plan(history.of_queues, *history.limits[0], section_events)
+        if saved is None:
+            plan = section_plan(history.of_queues, history.limits, section_events)
         before = None
         if saved is not None:
             earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.model.events import PULLING
+from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import CutCode, QueueRow, SectionRow
 from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime
 from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
@@ -65,7 +66,14 @@ class CutHistory:
     commits: DataFrame
     proofs: DataFrame
     marks: Sequence[TimelineRow]
-    """Starts, gaps, and the end of the history, in order."""
+    """Starts, gaps, and the ends of the brokers' histories, in order."""
+
+    def marks_of(self, queue: str) -> list[TimelineRow]:
+        """Return the marks of the queue's broker."""
+        return [each for each in self.marks if each.event >> NUMBER_BITS == self.plan.brokers[queue]]
+
+    def resets_of(self, queue: str) -> list[TimelineRow]:
+        return [each for each in self.marks_of(queue) if each.code in RESETS]
 
 
 def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
@@ -97,17 +105,14 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[D
 def _marks(history: CutHistory) -> dict[str, list[TimelineRow]]:
     """Return by queue what applies to all messages."""
     own = history.events.where(F.col("kind").isin("ended", "drained")).select("queue", "event", "kind").collect()
-    applied = [each for each in history.marks if each.code in RESETS]
-    marks = {queue: [*applied] for queue in history.plan.totals}
+    marks = {queue: history.resets_of(queue) for queue in history.plan.totals}
     for queue, event, kind in own:
         marks[queue].append(TimelineRow(event, 0, CODES[kind]))
     return {queue: sorted(some, key=attrgetter("event")) for queue, some in marks.items()}
 
 
 def _recoveries(history: CutHistory) -> Recoveries:
-    starts = [each for each in history.marks if each.code == EventCode.RUN_STARTED]
-    starts = [each for each in starts if each.number & StartFlag.CONTINUED]
-    if not starts:
+    if not any(map(_is_continued, history.marks)):
         return {}
     recovered_event = F.when(F.col("kind") == "recovered", F.col("event"))
     firsts = (
@@ -119,17 +124,18 @@ def _recoveries(history: CutHistory) -> Recoveries:
             F.min_by(F.col("count"), recovered_event).alias("count"),
         )
     )
-    own: dict[str, list[TimelineRow]] = {queue: [*history.marks] for queue in history.plan.totals}
+    own: dict[str, list[TimelineRow]] = {queue: history.marks_of(queue) for queue in history.plan.totals}
     for queue, _, event, recovered_at, count in firsts.collect():
         is_recovered = event == recovered_at
         code = EventCode.RECOVERED if is_recovered else EventCode.ACCEPTED
         own[queue].append(TimelineRow(event, 0, code, number=count if is_recovered else 0))
     for rows in own.values():
         rows.sort(key=attrgetter("event"))
-    return {
-        queue: [(start, rows[bisect_left(rows, start.event + 1, key=attrgetter("event"))]) for start in starts]
-        for queue, rows in own.items()
-    }
+    return {queue: [each for each in pairwise(rows) if _is_continued(each[0])] for queue, rows in own.items()}
+
+
+def _is_continued(mark: TimelineRow) -> bool:
+    return mark.code == EventCode.RUN_STARTED and bool(mark.number & StartFlag.CONTINUED)
 
 
 def _with_losses(
@@ -239,7 +245,7 @@ def _consumer_rows(history: CutHistory, states: DataFrame) -> DataFrame:
     rows = own.unionByName(held)
     if dispatches is not None:
         rows = rows.unionByName(dispatches)
-    resets = [each for each in history.marks if each.code in RESETS]
+    resets = {queue: history.resets_of(queue) for queue in history.plan.totals}
     follow = partial(_follow_consumers, resets=resets, cuts=history.plan.cuts())
     return (
         rows.select(*columns)
@@ -306,7 +312,7 @@ def _stretches_after_gaps(marks: Sequence[TimelineRow]) -> list[tuple[int, int]]
 
 def _follow_consumers(
     batches: Iterable[pa.RecordBatch],
-    resets: Sequence[TimelineRow],
+    resets: Mapping[str, Sequence[TimelineRow]],
     cuts: Mapping[str, Mapping[int, int]],
 ) -> Iterator[pa.RecordBatch]:
     found: list[tuple[Any, ...]] = []
@@ -315,7 +321,7 @@ def _follow_consumers(
             TimelineRow(event, 0, code, sequence, consumer, number, detail_code=detail_code)
             for _, event, code, sequence, _, number, detail_code in group
         ]
-        found += ((queue, *row) for row in _of_consumer(rows, resets, cuts[queue]))
+        found += ((queue, *row) for row in _of_consumer(rows, resets[queue], cuts[queue]))
         if len(found) >= BATCH_ROWS:
             yield _batch(found, CUT_SCHEMA)
             found = []
@@ -374,10 +380,10 @@ def last_before(rows: Sequence[TimelineRow], event: int) -> TimelineRow | None:
 
 def _section_rows(history: CutHistory, recoveries: Recoveries, counts: Counts) -> pa.Table:
     plan = history.plan
-    resets = [each for each in history.marks if each.code in RESETS]
+    resets = {queue: history.resets_of(queue) for queue in plan.totals}
     rows = []
     for number, each in enumerate(plan.sections):
-        reset = last_before(resets, each.first)
+        reset = last_before(resets[each.queue], each.first)
         row = QueueRow(each.arrivals, 0, each.ticks)
         row.knows_consumers = row.knows_exclusive = reset is not None and reset.code == EventCode.RUN_STARTED
         row.is_paused = each.paused > max(each.resumed, reset.event if reset is not None else 0)

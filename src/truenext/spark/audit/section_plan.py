@@ -6,7 +6,7 @@ queue has then: the more there are, the longer the section, so that cuts at most
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.lifetime import ENDS
 from truenext.spark.audit.timeline import CODES, kinds
 
@@ -60,6 +61,8 @@ class SectionPlan:
     of tables."""
     totals: dict[str, int]
     """Number of events of each queue that is cut."""
+    brokers: dict[str, int]
+    """Number of each such queue's broker."""
     table: DataFrame
     """`queue`, `grain` and `section`, for all ranges of event numbers."""
     grain_bits: int
@@ -81,10 +84,12 @@ class SectionPlan:
         return cuts
 
 
-def section_plan(events: DataFrame, first: int, last: int, section_events: int = SECTION_EVENTS) -> SectionPlan | None:
-    """Return how the queues with many of the `events` are cut; None if no queue is. `first` and `last` are the limits
-    of all event numbers."""
-    if last - first + 1 < 2 * section_events:
+def section_plan(
+    events: DataFrame, limits: Sequence[tuple[int, int]], section_events: int = SECTION_EVENTS
+) -> SectionPlan | None:
+    """Return how the queues with many of the `events` are cut; None if no queue is. `limits` are the first and the last
+    event of each broker, by its own numbers."""
+    if all(last - first + 1 < 2 * section_events for first, last in limits):
         return None
     of_queues = events.where(F.col("kind").isin(*CODES))
     counts = (
@@ -96,12 +101,12 @@ def section_plan(events: DataFrame, first: int, last: int, section_events: int =
     bits = max(section_events // GRAINS, 1).bit_length() - 1
     rows = of_queues.where(F.col("queue").isin(*queues)).groupBy("queue", _grain(bits).alias("grain")).agg(*_counts())
     grains = [Grain(*row) for row in rows.orderBy("queue", "grain").collect()]
-    sections: list[Section] = []
-    for _, some in groupby(grains, key=attrgetter("queue")):
-        sections += queue_sections([*some], bits, section_events)
-    totals = {queue: sum(each.events for each in some) for queue, some in groupby(grains, key=attrgetter("queue"))}
-    table = _table(sections, first >> bits, last + 1 >> bits, bits)
-    return SectionPlan(sections, totals, events.sparkSession.createDataFrame(table), bits)
+    by_queue = {queue: [*some] for queue, some in groupby(grains, key=attrgetter("queue"))}
+    sections = [each for some in by_queue.values() for each in queue_sections(some, bits, section_events)]
+    totals = {queue: sum(each.events for each in some) for queue, some in by_queue.items()}
+    brokers = {queue: some[0].grain << bits >> NUMBER_BITS for queue, some in by_queue.items()}
+    table = _table(sections, {queue: _all_grains(limits[each], each, bits) for queue, each in brokers.items()}, bits)
+    return SectionPlan(sections, totals, brokers, events.sparkSession.createDataFrame(table), bits)
 
 
 def _grain(bits: int) -> Column:
@@ -139,15 +144,22 @@ def queue_sections(grains: Sequence[Grain], bits: int, section_events: int) -> I
             yield section
 
 
-def _table(sections: Sequence[Section], first_grain: int, last_grain: int, bits: int) -> pa.Table:
-    """Return the section of each queue and grain, for grains without events, too."""
+def _all_grains(limits: tuple[int, int], broker: int, bits: int) -> range:
+    """Return the grains of a broker's history, and of its end."""
+    first, last = (number + (broker << NUMBER_BITS) for number in limits)
+    return range(first >> bits, (last + 1 >> bits) + 1)
+
+
+def _table(sections: Sequence[Section], grains_of: Mapping[str, range], bits: int) -> pa.Table:
+    """Return the section of each queue and grain, for grains without events, too. `grains_of` are those of queues."""
     names: list[str] = []
     grains: list[int] = []
     numbers: list[int] = []
     for number, each in enumerate(sections):
         is_last = number + 1 == len(sections) or sections[number + 1].queue != each.queue
-        end = last_grain + 1 if is_last else sections[number + 1].first >> bits
-        own = range(max(each.first >> bits, first_grain), end)
+        every = grains_of[each.queue]
+        end = every.stop if is_last else sections[number + 1].first >> bits
+        own = range(max(each.first >> bits, every.start), end)
         names += [each.queue] * len(own)
         grains += own
         numbers += [number] * len(own)
