@@ -10,7 +10,7 @@ from bench.flows.shop import messages
 from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
 from truenext import Message, Session, connect
-from truenext.stage.broker_transaction import CONTENT_TYPE
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.stage.core.output import OutputMessage
 
 Handler = Callable[[Message, Session], Awaitable[None]]

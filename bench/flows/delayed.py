@@ -21,7 +21,7 @@ from bench.load import SILENCE
 from bench.progress import print_line
 from bench.workers import Gate, Job
 from truenext import connect
-from truenext.stage.broker_transaction import CONTENT_TYPE
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
 

@@ -29,8 +29,8 @@ from bench.load import SILENCE
 from bench.progress import print_line
 from bench.workers import Gate
 from truenext import Outgoing, connect
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.stage import Endpoint
-from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit

@@ -18,8 +18,8 @@ from bench.flows.work import Ended, Order, Sizes, run
 from bench.workers import Gate, Job
 from truenext import connect
 from truenext.client.core.send_options import SendOptions
+from truenext.flows.envelope import CONTENT_TYPE
 from truenext.stage import FlowFailed, Reject
-from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
 
