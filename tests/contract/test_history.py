@@ -66,11 +66,11 @@ PRIVATE = Destination(DestinationKind.TEMPORARY, "/temp-queue/x/answers", sessio
 class RecordedEngine:
     """An engine, and the history that it has given away."""
 
-    def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
+    def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2, identity: str = "") -> None:
         self.log = EventLog(run=run, first_event=first_event)
         self.engine = Engine(CommitState(self.log), policies=Policies(Policy(attempts_max=attempts_max)))
         self.engine.state.commit_state.tick(1_000_000, 0)
-        self.engine.lifespan.start()
+        self.engine.lifespan.start(identity=identity)
         self.chunks: list[bytes] = []
         self.commit()
 
@@ -680,7 +680,7 @@ def busy(
     groups: Sequence[str] = ("",),
     addresses: Sequence[str] = ("/queue/orders",),
     sent_to: Sequence[str] = ("/queue/orders",),
-    **first: int,
+    **first: Any,
 ) -> RecordedEngine:
     """Record events of each kind. `groups` are those of the messages, `sent_to` their queues; `addresses` are
     subscribed to."""

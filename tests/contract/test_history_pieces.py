@@ -50,7 +50,7 @@ def read_all(reader: PieceReader, after: int = 0, *, with_causes: bool = True) -
 
 
 def make(seed: int, **first: int) -> RecordedEngine:
-    return busy(random.Random(seed), groups=("", "a"), addresses=QUEUES[:2], sent_to=QUEUES, **first)
+    return busy(random.Random(seed), groups=("", "a"), addresses=QUEUES[:2], sent_to=QUEUES, identity="0badcafe", **first)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,7 +81,7 @@ def test_pieces_follow_a_history_that_grows_chunk_by_chunk(tmp_path: Path) -> No
     assert reader.first_events()[0] == 1
 
 
-def test_piece_names_only_queues_that_occur(tmp_path: Path) -> None:
+def test_piece_names_the_broker_and_only_queues_that_occur(tmp_path: Path) -> None:
     recorded = make(2)
     write(tmp_path, recorded).close()
     reader = PieceReader(tmp_path)
@@ -89,7 +89,7 @@ def test_piece_names_only_queues_that_occur(tmp_path: Path) -> None:
     while (piece := reader.read(after, with_causes=True)).content:
         blocks = [block for chunk in chunks_of(piece.content, "piece") for block in blocks_of(chunk)]
         named = {bytes(block.columns).decode() for block in blocks if block.kind == EventKind.NAME}
-        in_events = {each.get(name) for each in events_of(piece) for name in ("queue", "target_queue")}
+        in_events = {each.get(name) for each in events_of(piece) for name in ("queue", "target_queue", "store")}
         assert named == in_events - {None}
         after = piece.end - 1
 
