@@ -50,7 +50,9 @@ def read_all(reader: PieceReader, after: int = 0, *, with_causes: bool = True) -
 
 
 def make(seed: int, **first: int) -> RecordedEngine:
-    return busy(random.Random(seed), groups=("", "a"), addresses=QUEUES[:2], sent_to=QUEUES, identity="0badcafe", **first)
+    return busy(
+        random.Random(seed), groups=("", "a"), addresses=QUEUES[:2], sent_to=QUEUES, identity="0badcafe", **first
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,7 +1,7 @@
 """Pieces of a history, as clients of a broker get them. Each has the events behind an event number, up to a size.
 
-A piece of a `.history` file has the bytes of a small file of this kind: a first chunk with the names of the broker and of
-the queues that occur, then the chunks. Events that are in Parquet files only are read by a process of the lowest
+A piece of a `.history` file has the bytes of a small file of this kind: a first chunk with the names of the broker and
+of the queues that occur, then the chunks. Events that are in Parquet files only are read by a process of the lowest
 priority (parquet_piece.py), as a broker does without numpy and pyarrow; their piece is a stream of Arrow.
 """
 

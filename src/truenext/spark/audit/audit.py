@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -224,20 +224,20 @@ def _judged_history(
     if saved is not None:
         histories = [each._replace(events=saved.after(each.events)) for each in histories]
     joined = join_histories(histories, since)
-    block_table = joined.blocks
+    brokers, block_table = joined.brokers, joined.blocks
     if saved is not None:
-        _check_broker(joined, saved)
+        brokers = (_same_broker(joined, saved.state.store),)
         block_table = block_table.unionByName(saved.block(), allowMissingColumns=True)
     events = joined.events
     run_table = block_table.transform(runs).persist()
     gap_table = events.transform(gaps, block_table, None if saved is None else saved.state.last_event).persist()
     run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))).orderBy("run"))
-    limits = [_limits(run_rows[number]) for number in range(len(joined.brokers))]
+    limits = [_limits(run_rows[number]) for number in range(len(brokers))]
     if saved is not None:
         limits = [(saved.state.last_event + 1, limits[0][1])]
-    is_queue = _is_queue(queue, len(joined.brokers)) if queue is not None else None
+    is_queue = _is_queue(queue, len(brokers)) if queue is not None else None
     return _JudgedHistory(
-        joined.brokers,
+        brokers,
         events,
         events if is_queue is None else events.where(is_queue | F.col("queue").isNull()),
         run_table,
@@ -250,16 +250,16 @@ def _judged_history(
     )
 
 
-def _check_broker(joined: JoinedHistories, saved: SavedAudit) -> None:
-    """Check that all new events are of the broker that the state is of.
+def _same_broker(joined: JoinedHistories, store: str | None) -> AuditedBroker:
+    """Return the broker of all new events, which is that of the state, with the identity `store`.
 
-    Raises: HistoryError if they are not
+    Raises: HistoryError if it is another one
     """
-    broker, store = joined.brokers[0], saved.state.store
+    broker = joined.brokers[0]
     if broker.earlier is not None:
         store, run = store or broker.earlier.store, broker.earlier.next_run
     elif store is None or broker.identity is None or store == broker.identity:
-        return
+        return replace(broker, identity=broker.identity or store)
     else:
         run = joined.blocks.agg(F.min("run")).collect()[0][0]
     raise HistoryError(
@@ -351,7 +351,7 @@ def _next_state(
         verdict.notes,
     )
     return AuditState(
-        store=broker.identity or (None if earlier is None else earlier.store),
+        store=broker.identity,
         queue=queue,
         run=last["run"],
         last_event=last_event,
