@@ -88,7 +88,7 @@ class _Query:
     """Query that follows the broker, and the times at which it has told of findings."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        command = [sys.executable, "-m", "truenext", "audit", "--follow", "--broker", url]
+        command = [sys.executable, "-m", "truenext", "audit", "--follow", "--url", url]
         command += ["--state", str(folder / "state"), "--out", str(folder / "out")]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.told: dict[int, float] = {}

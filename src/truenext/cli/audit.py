@@ -48,7 +48,8 @@ from truenext.errors import ConfigurationError, TruenextError
     "table, and a line on standard error.",
 )
 @click.option(
-    "--broker",
+    "--url",
+    "broker",
     metavar="URL",
     type=URL,
     help="With --follow: broker that runs. Its history is read if no DIR is named, and it gets the findings.",
@@ -57,7 +58,7 @@ from truenext.errors import ConfigurationError, TruenextError
     "--report-to",
     metavar="QUEUE",
     type=TEXT,
-    help="With --follow: send each finding to this queue of --broker, once, as JSON.",
+    help="With --follow: send each finding to this queue of --url, once, as JSON.",
 )
 @credentials_options
 def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
@@ -71,7 +72,7 @@ def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
     if follow:
         options = _options_of_follow(folders, options) | followed
     elif not folders or followed["broker"] or followed["report_to"]:
-        raise click.UsageError("name a folder with a history; --broker and --report-to are for --follow alone")
+        raise click.UsageError("name a folder with a history; --url and --report-to are for --follow alone")
     try:
         from truenext.spark.audit.command import run_audit
         from truenext.spark.audit.follow import run_follow
@@ -98,7 +99,7 @@ def _options_of_follow(folders: tuple[Path, ...], options: dict[str, Any]) -> di
     Raises: click.UsageError if one is missing or cannot be used
     """
     if len(folders) > 1:
-        raise click.UsageError("--follow needs the history of exactly one broker: name one folder, or --broker")
+        raise click.UsageError("--follow needs the history of exactly one broker: name one folder, or --url")
     if options["since"] is not None or options["stages"]:
         raise click.UsageError("--follow judges all new events, and no stages: leave out --since and --stages")
     if options["state"] is None or options["out"] is None:

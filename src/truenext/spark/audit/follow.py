@@ -151,7 +151,7 @@ def run_follow(
     if credentials.password:
         raise ConfigurationError("a query reads the password from a file: set TRUENEXT_PASSWORD_FILE in its place")
     if broker is None and (report_to is not None or not folders):
-        raise ConfigurationError("--follow needs a folder or a broker, and --report-to needs the broker: --broker URL")
+        raise ConfigurationError("--follow needs a folder or a broker, and --report-to needs the broker: --url URL")
     login = {
         "user": credentials.user,
         "passwordFile": credentials.password_file,
