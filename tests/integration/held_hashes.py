@@ -1,4 +1,7 @@
-"""Broker whose checks of passwords a test can hold: `truenext serve` that checks none while a file exists."""
+"""Broker whose checks of passwords a test can hold: `truenext serve` that checks none while a file exists.
+
+A login may take as long as a loaded machine needs.
+"""
 
 import time
 from collections.abc import Sequence
@@ -9,6 +12,9 @@ from truenext.broker import logins
 from truenext.broker.passwords import find_credential
 from truenext.broker.users import UserEntry
 from truenext.cli.main import main as truenext
+from truenext.wire.stomp.server import STOMP_RULES, StompSession
+
+OPENING_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -20,5 +26,6 @@ def main(arguments: Sequence[str]) -> None:
             time.sleep(0.0005)
         return find_credential(entry, passcode)
 
-    with mock.patch.object(logins, "find_credential", find):
+    rules = STOMP_RULES._replace(opening_seconds_max=OPENING_SECONDS)
+    with mock.patch.object(logins, "find_credential", find), mock.patch.object(StompSession, "rules", rules):
         truenext(command)
