@@ -58,8 +58,8 @@ def measure(name: str, folder: Path, out: Path, master: str | None, state: Path 
 
 
 def measure_state(folder: Path, temporary: Path, more: int, master: str | None) -> None:
-    """Audit the history without its last files, then these from the state that is left, and these alone. The first
-    audit has the start of Spark."""
+    """Audit the history without its last files, these alone, and these from the state. The first audit has the start of
+    Spark."""
     files = sorted(folder.glob("**/*.parquet"))
     last = files[-max(1, more // _FILE_ROWS) :]
     alone = temporary / "alone" / "history" / "events" / last[0].parent.name
@@ -176,4 +176,41 @@ def _rounds(
         "kind": kind,
         "queue": pa.array(np.repeat(names[queue], per_round), mask=is_commit),
         "sequence": pa.array(sequences, mask=is_commit),
-        "priority": pa.array(priorities.astype(np.int8), mask=~is
+        "priority": pa.array(priorities.astype(np.int8), mask=~is_accept),
+        "persistent": pa.array(np.hstack([persistent, one > 0, nothing > 0, nothing > 0]).ravel(), mask=~is_accept),
+        "size": pa.array(np.full(len(event), 1024, np.int32), mask=~is_accept),
+        "batch": pa.array(batches, mask=is_delivery),
+        "consumer": pa.array(np.repeat(_consumers(queue), per_round), mask=kind != "dispatched"),
+        "deliveries": pa.array(np.ones(len(event), np.int32), mask=kind != "dispatched"),
+    }
+
+
+_TYPES = {
+    "event": pa.int64(),
+    "run": pa.int32(),
+    "at": pa.timestamp("us", "UTC"),
+    "kind": pa.string(),
+    "queue": pa.string(),
+    "sequence": pa.int64(),
+    "priority": pa.int8(),
+    "persistent": pa.bool_(),
+    "size": pa.int32(),
+    "batch": pa.int64(),
+    "consumer": pa.int64(),
+    "deliveries": pa.int32(),
+    "reason": pa.string(),
+    "mode": pa.string(),
+}
+
+
+def _write(path: Path, columns: dict[str, object]) -> None:
+    arrays = {
+        name: pa.array(values, kind) if name == "at" else pa.array(values).cast(kind)
+        for name, kind in _TYPES.items()
+        if (values := columns.get(name)) is not None
+    }
+    pq.write_table(pa.table(arrays), path)
+
+
+if __name__ == "__main__":
+    main()
