@@ -58,8 +58,8 @@ def measure(name: str, folder: Path, out: Path, master: str | None, state: Path 
 
 
 def measure_state(folder: Path, temporary: Path, more: int, master: str | None) -> None:
-    """Audit the history without its last files, then these from the state that is left, and these alone. The first
-    audit has the start of Spark."""
+    """Audit the history without its last files, these alone, and these from the state. The first audit has the start of
+    Spark."""
     files = sorted(folder.glob("**/*.parquet"))
     last = files[-max(1, more // _FILE_ROWS) :]
     alone = temporary / "alone" / "history" / "events" / last[0].parent.name

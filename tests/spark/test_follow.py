@@ -34,6 +34,7 @@ from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.readers import history_schema
 
 STUCK_SECONDS = 10.0
+pytestmark = pytest.mark.timeout(1800)
 long = pytest.mark.skipif(not os.environ.get("TRUENEXT_FOLLOW"), reason="takes minutes: make follow")
 
 

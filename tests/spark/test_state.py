@@ -17,9 +17,10 @@ import pandas
 import pytest
 from pyspark.sql import DataFrame
 
+from tests.spark import pieces as pieces_module
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory, joined
-from tests.spark.pieces import Found, judge_in_pieces, keys, pieces, sweep_in_pieces
+from tests.spark.pieces import Found, judge_in_pieces, keys, pieces
 from tests.spark.plain import outcomes_of, rows_of
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from tests.spark.test_audit import AUDITS, ODD_NAME, of_broker
@@ -32,6 +33,7 @@ from truenext.spark.audit.model import EventCode, Finding
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.resume import SavedAudit
 from truenext.spark.audit.section_plan import SECTION_EVENTS
+from truenext.spark.audit.section_sweep import _SectionAudit
 from truenext.spark.audit.state import AuditState, StateFolder
 
 STUCK_SECONDS = 10.0
@@ -80,12 +82,12 @@ def test_pieces_of_a_random_history_find_each_finding_of_the_whole_once() -> Non
 def test_sweeps_that_go_on_from_saved_rows_find_what_the_audits_of_the_queues_find() -> None:
     for seed in seeds(EXAMPLES):
         events = random_history(seed)
-        cuts = random_cuts(events, random.Random(seed))
-        assert sweep_in_pieces_sorted(events, cuts) == [keys(each) for each in judge_in_pieces(events, cuts)], seed
+        check_sweeps(events, random_cuts(events, random.Random(seed)))
 
 
-def sweep_in_pieces_sorted(events: list[Event], cuts: list[int]) -> list[list[tuple[object, ...]]]:
-    return [keys(each) for each in sweep_in_pieces(events, cuts)]
+def check_sweeps(events: list[Event], cuts: list[int]) -> None:
+    expected = [keys(each) for each in judge_in_pieces(events, cuts)]
+    assert [keys(each) for each in pieces_module.sweep_in_pieces(events, cuts)] == expected
 
 
 def has_doubt(events: list[Event]) -> bool:
@@ -326,22 +328,30 @@ FAULTS = [
     Fault("idle time told late", QueueAudit, "stop", "message is not None and", "False and"),
     Fault("start forgotten", QueueAudit, "stop", "self.become_visible(event - 1)", "self.expected = None"),
     Fault("idle time forgotten", QueueAudit, "_restore_idle_time", "idle.event, idle.at", "idle.event, cut.event"),
+    Fault("end of a recovery forgotten", _SectionAudit, "_begin", "= self.fresh.queue.start_flags", "= 0"),
+    Fault("holder forgotten", _SectionAudit, "add", "[sequence] = message.subscription", "[sequence] = 0"),
+    Fault("consumers forgotten", _SectionAudit, "_saved_rows", "for each in cut.consumers", "for each in ()"),
+    Fault("start before a new queue forgotten", SavedAudit, "fresh", "= start is not None", "= False"),
+    Fault("recovery of a new queue forgotten", SavedAudit, "fresh", "(0, 0), start.event", "None, 0"),
+    Fault("later commit forgotten", pieces_module, "_become_durable", "if event is not None and", "if False and"),
 ]
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_planted_fault_in_a_piece_is_seen(fault: Fault) -> None:
+    """In the findings of all pieces, or in those of sweeps."""
     with planted(fault):
         assert any(_differs(seed) for seed in range(1000))
 
 
 def _differs(seed: int) -> bool:
     events = random_history(seed)
-    if has_doubt(events):
-        return False
+    cuts = random_cuts(events, random.Random(seed))
     try:
-        check_pieces(events, random_cuts(events, random.Random(seed)))
-    except AssertionError:
+        if not has_doubt(events):
+            check_pieces(events, cuts)
+        check_sweeps(events, cuts)
+    except (AssertionError, LookupError):
         return True
     return False

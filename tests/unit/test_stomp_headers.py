@@ -677,7 +677,6 @@ def test_send_that_rejects_its_message_states_a_cause_and_does_not_store_it(
     ("headers", "reason"),
     [
         ({"destination": "/queue/a", "truenext-reject": "true"}, "truenext-reject is for a SEND in a transaction"),
-        ({"destination": "/queue/a", "truenext-cause": "x"}, "truenext-cause of a SEND is for truenext-reject:true"),
         (REJECTING | {"AMQ_SCHEDULED_DELAY": "5"}, "truenext-reject rejects the message at once"),
         (REJECTING | {"destination": "/topic/a"}, "truenext-reject is for a SEND to one queue"),
         (REJECTING | {"destination": "/queue/a,/queue/b"}, "truenext-reject is for a SEND to one queue"),

@@ -957,8 +957,7 @@ def test_no_sender_says_why_consumers_failed(version: Version) -> None:
     # C11.3
     names = [f"truenext-{which}{one}-cause" for which in ("", "original-") for one in ("first", "last")]
     send = receive_one(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
-    assert decode_header_lines(send.message.header).keys().isdisjoint(names)
-    assert decode_header_lines(send.message.header)["truenext-cause"] == "mine"
+    assert decode_header_lines(send.message.header).keys().isdisjoint([*names, "truenext-cause"])
 
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)

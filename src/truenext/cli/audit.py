@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from truenext.cli.connection import credentials_options
+from truenext.cli.connection import BrokerOptions, address_options
 from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, URL, LocationParam, PathParam, seconds_option
+from truenext.cli.values import SPARK_MASTER, TEXT, LocationParam, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
@@ -44,24 +44,19 @@ from truenext.errors import ConfigurationError, TruenextError
 @click.option(
     "--follow",
     is_flag=True,
-    help="Go on with the history while it grows, until Ctrl-C. Needs --state and --out. Each finding is a row of a "
-    "table, and a line on standard error.",
-)
-@click.option(
-    "--url",
-    "broker",
-    metavar="URL",
-    type=URL,
-    help="With --follow: broker that runs. Its history is read if no DIR is named, and it gets the findings.",
+    help="Go on with the history while it grows, until Ctrl-C: that of DIR, or without DIR that of the broker. Needs "
+    "--state and --out. Each finding is a row of a table, and a line on standard error.",
 )
 @click.option(
     "--report-to",
     metavar="QUEUE",
     type=TEXT,
-    help="With --follow: send each finding to this queue of --url, once, as JSON.",
+    help="With --follow: send each finding to this queue of the broker, once, as JSON.",
 )
-@credentials_options
-def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
+@address_options
+def audit(
+    folders: tuple[Path, ...], *, broker: BrokerOptions, follow: bool, report_to: str | None, **options: Any
+) -> None:
     """Prove from the history in DIR whether the contract held.
 
     DIR is a broker's data folder, a copy of its history, a folder that `truenext record` wrote, or a folder or address
@@ -69,11 +64,16 @@ def audit(folders: tuple[Path, ...], *, follow: bool, **options: Any) -> None:
     by side on one page. Folders of one broker, such as those of an active broker and its standby, are one history.
     Exits 0 if the contract held at all brokers, 1 if not, 2 if the audit failed.
     """
-    followed = {name: options.pop(name) for name in ("broker", "report_to", "credentials")}
     if follow:
-        options = _options_of_follow(folders, options) | followed
-    elif not folders or followed["broker"] or followed["report_to"]:
-        raise click.UsageError("name a folder with a history; --url and --report-to are for --follow alone")
+        options = _options_of_follow(folders, options) | {
+            "urls": broker.urls,
+            "credentials": broker.credentials,
+            "report_to": report_to,
+        }
+    elif not folders or report_to is not None:
+        raise click.UsageError(
+            "name a folder with a history, or the broker's with --follow; --report-to needs --follow"
+        )
     try:
         from truenext.spark.audit.command import run_audit
         from truenext.spark.audit.follow import run_follow
@@ -100,9 +100,11 @@ def _options_of_follow(folders: tuple[Path, ...], options: dict[str, Any]) -> di
     Raises: click.UsageError if one is missing or cannot be used
     """
     if len(folders) > 1:
-        raise click.UsageError("--follow needs the history of exactly one broker: name one folder, or --url")
+        raise click.UsageError("--follow needs the history of exactly one broker: name one folder, or none and --url")
     if options["since"] is not None or options["stages"]:
         raise click.UsageError("--follow judges all new events, and no stages: leave out --since and --stages")
     if options["state"] is None or options["out"] is None:
         raise click.UsageError("--follow needs two folders: --state for its progress, --out for the tables of findings")
+    if any(isinstance(each, str) for each in (*folders, options["out"])):
+        raise click.UsageError("--follow reads and writes folders, not addresses: name a folder, or --url for a broker")
     return {name: value for name, value in options.items() if name not in ("since", "stages")}

@@ -159,6 +159,7 @@ class EventLine(msgspec.Struct, gc=False):
     sequence: Integer | None = None
     accepted_ms: Milliseconds | None = None
     exactly_once: bool = False
+    taken: bool = False
     execution: Integer = 0
     total_us: Microseconds | None = None
     run_us: Microseconds | None = None

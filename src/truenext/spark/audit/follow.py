@@ -133,7 +133,7 @@ def _in_one_sentence(follower: Follower) -> Iterator[None]:
 def run_follow(
     folders: Sequence[Path],
     *,
-    broker: str | None,
+    urls: Sequence[str],
     credentials: Credentials,
     report_to: str | None,
     state: Path,
@@ -150,8 +150,6 @@ def run_follow(
     """
     if credentials.password:
         raise ConfigurationError("a query reads the password from a file: set TRUENEXT_PASSWORD_FILE in its place")
-    if broker is None and (report_to is not None or not folders):
-        raise ConfigurationError("--follow needs a folder or a broker, and --report-to needs the broker: --url URL")
     login = {
         "user": credentials.user,
         "passwordFile": credentials.password_file,
@@ -159,7 +157,7 @@ def run_follow(
         "certificate": credentials.certificate,
         "key": credentials.key,
     }
-    named = {"url": broker or "", **{name: str(value) for name, value in login.items() if value is not None}}
+    named = {"url": " ".join(urls), **{name: str(value) for name, value in login.items() if value is not None}}
     following = Following(
         place={"path": str(folders[0].resolve())} if folders else named,
         out=out,

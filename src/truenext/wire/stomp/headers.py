@@ -445,8 +445,6 @@ def parse_rejection(destination: Destination, headers: Mapping[str, str]) -> str
     """
     text = headers.get(_REJECT)
     if text is None or not read_boolean(_REJECT, text):
-        if CAUSE in headers:
-            raise RemoteProtocolError(f"{CAUSE} of a SEND is for {_REJECT}:true only: send both, or leave both out")
         return None
     if "transaction" not in headers:
         raise RemoteProtocolError(
