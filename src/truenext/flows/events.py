@@ -160,6 +160,7 @@ class EventLine(msgspec.Struct, gc=False):
     accepted_ms: Milliseconds | None = None
     exactly_once: bool = False
     taken: bool = False
+    broker: str = ""
     execution: Integer = 0
     total_us: Microseconds | None = None
     run_us: Microseconds | None = None
