@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -37,7 +37,6 @@ from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.history.options import HistoryOptions, is_history
 from truenext.spark.history.options import parse_options as parse_history_options
-from truenext.spark.history.readers import HistoryReader, HistoryStreamReader, history_schema
 from truenext.spark.sink.draft import WrittenDrafts, write_drafts
 from truenext.spark.sink.driver import commit_batch, with_broker
 from truenext.spark.sink.options import SinkOptions
@@ -50,6 +49,9 @@ from truenext.spark.source.offset import START, Offset, parse_offset
 from truenext.spark.source.options import SourceOptions
 from truenext.spark.source.options import parse_options as parse_source_options
 from truenext.spark.source.task import TaskPlan, read_task
+
+if TYPE_CHECKING:
+    from truenext.spark.history.readers import HistoryReader, HistoryStreamReader
 
 LAG_SECONDS = 10.0
 """Seconds between two requests for the number of waiting messages."""
@@ -65,17 +67,20 @@ class TruenextDataSource(DataSource):
 
     def schema(self) -> StructType:
         if is_history(self.options):
-            return history_schema()
+            history: StructType = _history_readers().history_schema()
+            return history
         return spark_schema(parse_source_options(self.options))
 
     def reader(self, schema: StructType) -> BrowsingReader | HistoryReader:
         if is_history(self.options):
-            return HistoryReader(self._history_options(schema))
+            reader: HistoryReader = _history_readers().HistoryReader(self._history_options(schema))
+            return reader
         return BrowsingReader(self._source_options(schema))
 
     def streamReader(self, schema: StructType) -> QueueStreamReader | HistoryStreamReader:
         if is_history(self.options):
-            return HistoryStreamReader(self._history_options(schema))
+            reader: HistoryStreamReader = _history_readers().HistoryStreamReader(self._history_options(schema))
+            return reader
         return QueueStreamReader(self._source_options(schema))
 
     def _source_options(self, schema: StructType) -> SourceOptions:
@@ -84,7 +89,7 @@ class TruenextDataSource(DataSource):
         return options
 
     def _history_options(self, schema: StructType) -> HistoryOptions:
-        _check_schema(schema, history_schema())
+        _check_schema(schema, _history_readers().history_schema())
         return parse_history_options(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
@@ -101,6 +106,13 @@ class TruenextDataSource(DataSource):
         options = parse_sink_options(self.options, is_streaming=is_streaming)
         check_columns(schema, options)
         return options
+
+
+def _history_readers() -> Any:
+    """Import what reads a history. It needs numpy, which executors of queries from queue to queue need not have."""
+    from truenext.spark.history import readers
+
+    return readers
 
 
 def _check_schema(given: StructType, fixed: StructType) -> None:

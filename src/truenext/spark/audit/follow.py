@@ -193,7 +193,8 @@ class Follower:
         """Returns the number of the event that happens next, as far as the query knows."""
         self._told_at = 0.0
         self._notes: set[str] = set() if self.state is None else {*self.state.audits[0].notes}
-        self._earlier = spark.read.format("truenext").options(kind="history", **following.place).load()
+        earlier = spark.read.format("truenext").options(kind="history", **following.place).load()
+        self._earlier = earlier.transform(_with_date)
 
     def judge(self, batch: DataFrame, _number: int) -> None:
         """Judge a micro-batch, unless an earlier run has done so."""
@@ -204,7 +205,7 @@ class Follower:
             raise
 
     def _judge(self, batch: DataFrame) -> None:
-        events = batch.withColumn("date", F.to_date("at")).persist()
+        events = batch.transform(_with_date).persist()
         try:
             last = events.agg(F.max("event")).collect()[0][0]
             saved = self._saved()
@@ -285,6 +286,11 @@ class Follower:
             latest = self.find_latest()
             rest = "" if latest is None else f", {max(0, latest - self.state.next_event):,} behind"
             _print(f"judged up to event {self.state.last_event:,}{rest}")
+
+
+def _with_date(events: DataFrame) -> DataFrame:
+    """Return events with the column that Parquet files have by the names of their folders."""
+    return events.withColumn("date", F.to_date("at"))
 
 
 @dataclass(frozen=True)

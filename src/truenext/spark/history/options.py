@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from truenext.errors import ConfigurationError
 from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryOptions
-from truenext.spark.history.places import BrokerHistory, FolderHistory, History
+
+if TYPE_CHECKING:
+    from truenext.spark.history.places import History
 
 KIND = "history"
 _NAMES = ("kind", "path", "url", *CREDENTIAL_NAMES, "maxRowsPerTrigger", "failOnDataLoss", "patience")
@@ -26,6 +29,9 @@ class HistoryOptions(QueryOptions):
 
     def open(self) -> History:
         """Return the history. Nothing is read yet."""
+        # This needs numpy, which executors of queries from queue to queue need not have.
+        from truenext.spark.history.places import BrokerHistory, FolderHistory
+
         return FolderHistory(Path(self.path)) if self.path else BrokerHistory(self.connect, self.patience_s)
 
 
