@@ -93,9 +93,9 @@ def _broker_folder(path: str) -> str:
 def _list_folder(folder: Path) -> list[Path]:
     for history in (folder / HISTORY_FOLDER, folder):
         # Before the Parquet files: a file that the broker exports meanwhile is in both lists, not in none.
-        raw = history_files(history)
-        if raw or (history / EVENTS_FOLDER).is_dir():
-            return [*raw, *(history / EVENTS_FOLDER).glob("date=*/*.parquet")]
+        found = [*history_files(history), *(history / EVENTS_FOLDER).glob("date=*/*.parquet")]
+        if found:
+            return found
     below = [*folder.glob(f"**/*{SUFFIX}"), *folder.glob("**/*.parquet")]
     return [path for path in below if not any(part.startswith(ASIDE) for part in path.relative_to(folder).parts)]
 
