@@ -186,8 +186,8 @@ class PieceReader:
 
 
 def _numbered(paths: Iterable[Path]) -> dict[int, Path]:
-    """Return files by the numbers of their first events. Files with other names, such as a copy that an operator has put
-    beside them, are left out."""
+    """Return files by the numbers of their first events. Files with other names are left out, such as a copy that an
+    operator has put beside them."""
     return {first_event(path): path for path in paths if _NUMBER.fullmatch(path.stem)}
 
 
