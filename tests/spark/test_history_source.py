@@ -147,7 +147,7 @@ def test_events_that_are_deleted_while_a_batch_is_read_are_named(
     folder = broker.data / "history"
     for path in (*history_files(folder)[:-1], *folder.glob("events/*/*.parquet")):
         path.unlink()
-    with pytest.raises(HistoryError, match="events 1 to .* were deleted"):
+    with pytest.raises(HistoryError, match=r"events 1 to .* were deleted"):
         list(reader.read(shares[0]))
     reader.stop()
 
