@@ -171,18 +171,9 @@ def _rejected(row: Mapping[str, Any], reason: str, job: str, facts: Result) -> R
 
 def _sendable(result: Result) -> Result:
     """Return the row of a rejected request without those headers that only its sender could set, or that have no room
-    beside those of the rejection: otherwise one request would hold up the job for ever.
-
-    Raises: BadAnswer if the body is too large for a row
-    """
+    beside those of the rejection: otherwise one request would hold up the job for ever."""
     if _can_be_sent(result):
         return result
-    if len(result.body or b"") > BODY_BYTES_MAX:
-        raise BadAnswer(
-            f"the request with the sequence {result.sequence} has no answer and {len(result.body or b''):,} bytes, and "
-            f"a job can reject {BODY_BYTES_MAX:,} at most: stop the query, and run `truenext spark reject ID "
-            f"{result.sequence}`; `truenext spark list` names the ID"
-        )
     bare = result._replace(headers=[], reply_to=None)
     kept = [each for each in result.headers or () if _can_be_sent(bare._replace(headers=[each]))]
     rows = (result._replace(headers=kept), bare._replace(headers=kept), bare._replace(reply_to=result.reply_to))
@@ -195,7 +186,7 @@ def _can_be_sent(result: Result) -> bool:
         encode_row(b"", row | {"expires": result.expires_ms}, None)
     except UnsendableRow:
         return False
-    return len(result.body or b"") <= BODY_BYTES_MAX
+    return True
 
 
 _SAME = ("body", "priority", "persistent", "group", "correlation_id", "reply_to", "content_type", "expires_ms")
