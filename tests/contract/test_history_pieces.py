@@ -145,6 +145,49 @@ def test_file_that_is_exported_between_two_steps_of_a_reader_is_read_as_parquet(
     assert read_all(reader) == recorded.events()
 
 
+def test_file_that_is_exported_while_files_are_listed_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, make(4)).close()
+    reader = PieceReader(tmp_path)
+    numbers = reader.first_events()
+    exported = export_closed_files(tmp_path)
+
+    def list_late(folder: Path) -> list[Path]:
+        next(exported, None)
+        return history_files(folder)
+
+    monkeypatch.setattr(pieces, "history_files", list_late)
+    for _ in numbers:
+        assert reader.first_events() == numbers
+
+
+def test_files_that_are_deleted_while_parquet_is_read_are_known_to_be_gone(tmp_path: Path) -> None:
+    write(tmp_path, make(4)).close()
+    list(export_closed_files(tmp_path))
+    first = int(history_files(tmp_path)[0].stem, 16)
+
+    def delete_all(*_: object) -> tuple[int, bytes]:
+        for parquet in tmp_path.glob("events/*/*.parquet"):
+            parquet.unlink()
+        return first - 1, b""
+
+    assert PieceReader(tmp_path, delete_all).read(first - 2, with_causes=True).first == first
+
+
+def test_files_with_other_names_are_left_out(tmp_path: Path) -> None:
+    recorded = make(4)
+    write(tmp_path, recorded).close()
+    (tmp_path / "copy.history").write_bytes(history_files(tmp_path)[0].read_bytes())
+    day = tmp_path / "events" / "date=2026-11-21"
+    day.mkdir(parents=True)
+    (day / "mine.parquet").touch()
+    reader = PieceReader(tmp_path)
+    assert read_all(reader) == recorded.events()
+    assert reader.next_event() == recorded.events()[-1]["event"] + 1
+    assert reader.first_events()[0] == 1
+
+
 def test_parquet_is_read_by_another_process_without_causes(tmp_path: Path) -> None:
     recorded = make(4)
     write(tmp_path, recorded).close()

@@ -136,6 +136,22 @@ def test_deleted_events_are_named_and_missing_if_wanted(
     reader.stop()
 
 
+def test_events_that_are_deleted_while_a_batch_is_read_are_named(
+    broker: BrokerProcess, place: Callable[[], dict[str, str]]
+) -> None:
+    fill(broker, 30)
+    broker.restart(is_clean=True)
+    fill(broker, 5)
+    reader = stream(place())
+    shares = reader.partitions(START, reader.latestOffset(START, ALL))
+    folder = broker.data / "history"
+    for path in (*history_files(folder)[:-1], *folder.glob("events/*/*.parquet")):
+        path.unlink()
+    with pytest.raises(HistoryError, match=r"events 1 to .* were deleted"):
+        list(reader.read(shares[0]))
+    reader.stop()
+
+
 def test_history_of_another_broker_is_refused_by_its_name(broker: BrokerProcess) -> None:
     reader = stream({"url": url(broker)})
     offset = reader.latestOffset(START, ALL)

@@ -95,9 +95,9 @@ class HistoryRequests:
             piece = reader.read(after, with_causes=with_causes)
         except (HistoryError, OSError) as error:
             return HistoryPiece(self.identity, 0, 0, next_event, False, b"", str(error) or repr(error))
-        return HistoryPiece(
-            self.identity, piece.first, piece.end, max(next_event, piece.end), piece.is_arrow, piece.content
-        )
+        # The piece may have events that happened after `next_event` was read. Without events its end says nothing.
+        next_event = max(next_event, piece.end) if piece.content else next_event
+        return HistoryPiece(self.identity, piece.first, piece.end, next_event, piece.is_arrow, piece.content)
 
     def begin(self, after: int | None, on_made: Callable[[bytes], object], *, with_causes: bool) -> None:
         """Make the answer on the thread, and then call `on_made` with it."""

@@ -144,9 +144,10 @@ def decode_envelope(body: bytes) -> Envelope:
         if not _is_single_destination(each.to):
             # A sender may name one queue or topic for the reply, not any destination to which this service may send.
             raise NotDecoded(f"the reply address {each.to[:100]!r} is not a single queue or topic")
-        if each.report and not _is_single_destination(each.report):
+        # Headers name them with blanks between.
+        if each.report and (" " in each.report or not _is_single_destination(each.report)):
             raise NotDecoded(f"the report address {each.report[:100]!r} is not a single queue or topic")
-        if each.failure and not is_dead_lettering(each.failure):
+        if each.failure and (" " in each.failure or not is_dead_lettering(each.failure)):
             raise NotDecoded(f"the failure address {each.failure[:100]!r} is not a single queue")
     return envelope
 
@@ -247,7 +248,8 @@ def failure_options(envelope: Envelope, destination: str) -> FailureOptions:
     if not any(each.failure or each.report for each in waiting) or not is_dead_lettering(destination):
         return FailureOptions()
     flow_id = envelope.flow.id
-    report_to = report_address(waiting) if len(flow_id) <= REPORT_ID_LENGTH_MAX else ""
+    can_report = 0 < len(flow_id) <= REPORT_ID_LENGTH_MAX and "\0" not in flow_id
+    report_to = report_address(waiting) if can_report else ""
     return FailureOptions(report_to, flow_id if report_to else "", failure_handlers(waiting))
 
 

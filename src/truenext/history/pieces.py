@@ -8,12 +8,13 @@ priority (parquet_piece.py), as a broker does without numpy and pyarrow; their p
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -34,6 +35,9 @@ PIECE_BYTES = 256 * 1024
 """Bytes of chunks with which a piece is complete. A single chunk may have more."""
 CURSORS_MAX = 8
 """Number of readers for which the place in a file is remembered; for others the file is read from its beginning."""
+
+_NUMBER = re.compile("[0-9a-f]{16}")
+"""Name of a file: the number of its first event."""
 
 # Numbers are faster than members of an enum: a piece may have thousands of blocks.
 _NAME, _CAUSE, _RUN_STARTED = int(EventKind.NAME), int(EventKind.CAUSE), int(EventKind.RUN_STARTED)
@@ -92,7 +96,7 @@ class PieceReader:
         event = after + 1
         cursor = self._cursors.pop(event, None)
         while True:
-            paths = {first_event(path): path for path in history_files(self._folder)}
+            paths = self._history_paths()
             if cursor is not None and first_event(cursor.path) in paths:
                 number, numbers = first_event(cursor.path), sorted(paths)
             else:
@@ -122,7 +126,10 @@ class PieceReader:
                 return Piece(self._first, event, False, b"")
             # Listed before the file was read to its end, so that the end is complete.
             event = max(event, numbers[later])
-            cursor = _Cursor(paths[numbers[later]]) if numbers[later] in paths else None
+            # Parquet files without later events may have been deleted, and others: then the next look at all files
+            # says so.
+            is_sure = number in paths and numbers[later] in paths
+            cursor = _Cursor(paths[numbers[later]]) if is_sure else None
 
     def close(self) -> None:
         """End the process that reads Parquet files. Any thread may call this."""
@@ -150,10 +157,15 @@ class PieceReader:
 
     def first_events(self) -> list[int]:
         """Return the number of the first event of each file, in order. A file has no event of a later file."""
-        parquet = map(first_event, (self._folder / EVENTS_FOLDER).glob("date=*/*.parquet"))
-        numbers = sorted({*parquet, *map(first_event, history_files(self._folder))})
+        # In this order: a file that becomes Parquet meanwhile is in one of the two lists at least.
+        paths = self._history_paths()
+        parquet = _numbered((self._folder / EVENTS_FOLDER).glob("date=*/*.parquet"))
+        numbers = sorted({*paths, *parquet})
         self._first = numbers[0] if numbers else 0
         return numbers
+
+    def _history_paths(self) -> dict[int, Path]:
+        return _numbered(history_files(self._folder))
 
     def next_event(self) -> int:
         """Return the number that follows the last event of the history files; 0 if there are none, or only damaged
@@ -161,7 +173,7 @@ class PieceReader:
 
         Raises: HistoryError if the newest file has another version; OSError if it cannot be read
         """
-        for path in reversed(history_files(self._folder)):
+        for _, path in sorted(self._history_paths().items(), reverse=True):
             cursor, number = self._tail if self._tail and self._tail[0].path == path else (_Cursor(path), 0)
             with _File(path) as file:
                 last = deque(file.chunks(cursor), maxlen=1)
@@ -171,6 +183,12 @@ class PieceReader:
                 self._tail = cursor, number
                 return number
         return 0
+
+
+def _numbered(paths: Iterable[Path]) -> dict[int, Path]:
+    """Return files by the numbers of their first events. Files with other names are left out, such as a copy that an
+    operator has put beside them."""
+    return {first_event(path): path for path in paths if _NUMBER.fullmatch(path.stem)}
 
 
 def first_event(path: Path) -> int:

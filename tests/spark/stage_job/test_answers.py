@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -141,6 +142,40 @@ def test_answer_that_would_be_too_long_a_chain_or_too_large_is_rejected(monkeypa
     monkeypatch.setattr(answers_module, "BODY_BYTES_MAX", 300)
     large = make_result(row(request(1, [CALLER]), answer=f'"{"x" * 300}"'), "", "query 1")
     assert "and a message from Spark has 300 at most" in (large.reject or "")
+
+
+def _of_flow(id: str) -> Envelope:
+    envelope = request(1, [CALLER])
+    return msgspec.structs.replace(envelope, flow=msgspec.structs.replace(envelope.flow, id=id))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        row(request(1, [ReplyTo("/queue/Spark.sink.main.other.0")]), answer="{}"),
+        row(request(1, [ReplyTo("/queue/bills", report="/queue/a b"), CALLER]), answer="{}"),
+        row(request(1, [ReplyTo("/queue/bills", failure="/queue/a b"), CALLER]), answer="{}"),
+        row(_of_flow("")),
+        row(_of_flow("a\0")),
+        row(encode_envelope(request(1)).replace(b"item 1", b"\xff")),
+        row(b"?", reply_to="/temp-queue/1"),
+        row(b"?", headers=[(f"name-{number}", "") for number in range(109)]),
+        row(b"?", headers=[("a", "b"), ("", "c")]),
+    ],
+)
+def test_request_whose_addresses_or_headers_cannot_be_sent_is_rejected_and_fails_no_batch(
+    given: dict[str, Any],
+) -> None:
+    result = make_result(given, "", "job")
+    assert result.reject and result.queue == f"/queue/{QUEUE}" and result.body == given["body"]
+    assert len(list(encode_rows(_arrow(result), None))) == 1
+
+
+def test_rejected_request_keeps_the_headers_that_can_be_sent() -> None:
+    given = row(b"?", headers=[("a", "b"), ("", "c")], reply_to="/queue/answers")
+    result = make_result(given, "", "job")
+    assert result.headers == [("a", "b")]
+    assert result.reply_to == "/queue/answers"
 
 
 @pytest.mark.parametrize(

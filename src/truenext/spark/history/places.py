@@ -73,15 +73,30 @@ class History(Protocol):
         """Close what is open."""
 
 
-def read_events(history: History, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Yield the events from `start` to before `end`, in order. Events that have happened and are not written yet are
-    waited for.
+def check_kept(start: int, end: int, first: int) -> None:
+    """Check that a history which has events from `first` on still has those from `start` to before `end`.
 
-    Raises: TruenextError if they cannot be read; HistoryError if they do not come
+    Raises: HistoryError if it has not
+    """
+    if start < first:
+        raise HistoryError(
+            f"events {start:,} to {min(first, end) - 1:,} were deleted before the query has read them. Keep more "
+            "history (history_days_max, history_bytes_max), and set failOnDataLoss to false to go on without these "
+            "events"
+        )
+
+
+def read_events(history: History, start: int, end: int, *, fails_on_loss: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the events from `start` to before `end`, in order. Events that have happened and are not written yet are
+    waited for. Without `fails_on_loss` deleted events are missing.
+
+    Raises: TruenextError if they cannot be read; HistoryError if they do not come, or were deleted meanwhile
     """
     gives_up_at = time.monotonic() + WRITE_SECONDS
     while start < end:
         piece = history.piece(start - 1)
+        if fails_on_loss:
+            check_kept(start, end, piece.first)
         if piece.events is not None:
             event = piece.events["event"]
             found = piece.events.filter(pc.and_(pc.greater_equal(event, start), pc.less(event, end)))

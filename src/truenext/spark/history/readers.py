@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from truenext.errors import ConfigurationError, HistoryError
+from truenext.errors import ConfigurationError
 from truenext.history.table import SCHEMA
 from truenext.model.events import GAP_EVENTS
 from truenext.spark.history.options import HistoryOptions
-from truenext.spark.history.places import Extent, History, read_events
+from truenext.spark.history.places import Extent, History, check_kept, read_events
 
 OFFSET_VERSION = 1
 START: dict[str, Any] = {"v": OFFSET_VERSION, "event": 0}
@@ -109,12 +109,8 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         extent = self._history.extent()
         _check(end, extent)
         event = int(start["event"]) or int(end["began"])
-        if event < extent.first and self._options.fails_on_loss:
-            raise HistoryError(
-                f"events {event:,} to {min(extent.first, int(end['event'])) - 1:,} were deleted before the query has "
-                "read them. Keep more history (history_days_max, history_bytes_max), and set failOnDataLoss to false "
-                "to go on without these events"
-            )
+        if self._options.fails_on_loss:
+            check_kept(event, int(end["event"]), extent.first)
         return _shares(self._history, event, int(end["event"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -157,4 +153,4 @@ def _shares(history: History, start: int, end: int) -> list[_Share]:
 def _read(options: HistoryOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, _Share)
     with closing(options.open()) as history:
-        yield from read_events(history, partition.start, partition.end)
+        yield from read_events(history, partition.start, partition.end, fails_on_loss=options.fails_on_loss)

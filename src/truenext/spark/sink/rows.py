@@ -128,10 +128,14 @@ def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[byte
     bodies = lists.pop("body")
     others = list(zip(*lists.values(), strict=True)) if lists else [()] * len(bodies)
     for body, values in zip(bodies, others, strict=True):
-        yield _encode_row(body, dict(zip(lists, values, strict=True)), destination)
+        yield encode_row(body, dict(zip(lists, values, strict=True)), destination)
 
 
-def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str | None) -> bytes:
+def encode_row(body: bytes | str | None, row: dict[str, Any], destination: str | None) -> bytes:
+    """Return the frame of one row. `row` has the other columns, by name.
+
+    Raises: UnsendableRow if it cannot become a message; its text names the column and the value
+    """
     if body is None:
         others = f" in a row with {row}" if row else ""
         raise UnsendableRow(f"column body is null{others}: use an empty body instead")

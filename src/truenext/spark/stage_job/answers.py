@@ -28,7 +28,8 @@ from truenext.flows.envelope import (
 )
 from truenext.flows.message_ids import child_id, output_seed
 from truenext.flows.names import later_stage_queue
-from truenext.spark.sink.rows import BODY_BYTES_MAX
+from truenext.spark.sink.options import sink_destination
+from truenext.spark.sink.rows import BODY_BYTES_MAX, UnsendableRow, encode_row
 from truenext.spark.stage_job.requests import cause_in_stage, check_queue, envelope_of
 
 SERVICE = "spark"
@@ -74,6 +75,7 @@ class Result(NamedTuple):
 
 SINK_COLUMNS = tuple(name for name in Result._fields[: Result._fields.index("stage")] if name != "expires_ms")
 """Columns of a result that are those of a row for the sink. The sink gets `expires_ms` as its column `expires`."""
+_HEADERS = frozenset(SINK_COLUMNS) - {"body"}
 EXECUTION_COLUMNS = Result._fields[Result._fields.index("stage") :]
 """Columns of a result that tell of its execution."""
 
@@ -110,6 +112,11 @@ def _answered(row: Mapping[str, Any], envelope: Envelope, next_stage: str, job: 
     if sent is None:
         return facts
     destination, answer = sent
+    try:
+        # The caller names it, in a message that this job did not make.
+        sink_destination(destination)
+    except ValueError as error:
+        return _rejected(row, f"Reject: {error}", job, facts)
     if answer.calls > CALLS_MAX:
         return _rejected(row, f"Reject: {TOO_MANY_CALLS}", job, facts)
     body = encode_envelope(answer)
@@ -159,7 +166,27 @@ def _rejected(row: Mapping[str, Any], reason: str, job: str, facts: Result) -> R
     same = {name: row[name] for name in (*_SAME, "headers")}
     cause = cause_in_stage(reason, row["queue"], job)
     result = facts._replace(**same, queue=f"/queue/{row['queue']}", reject=cause)
-    return _telling(result, failures_of(row["queue"], row["body"]))
+    return _sendable(_telling(result, failures_of(row["queue"], row["body"])))
+
+
+def _sendable(result: Result) -> Result:
+    """Return the row of a rejected request without those headers that only its sender could set, or that have no room
+    beside those of the rejection: otherwise one request would hold up the job for ever."""
+    if _can_be_sent(result):
+        return result
+    bare = result._replace(headers=[], reply_to=None)
+    kept = [each for each in result.headers or () if _can_be_sent(bare._replace(headers=[each]))]
+    rows = (result._replace(headers=kept), bare._replace(headers=kept), bare._replace(reply_to=result.reply_to))
+    return next(filter(_can_be_sent, rows), bare)
+
+
+def _can_be_sent(result: Result) -> bool:
+    row = {name: value for name, value in zip(Result._fields, result, strict=True) if name in _HEADERS}
+    try:
+        encode_row(b"", row | {"expires": result.expires_ms}, None)
+    except UnsendableRow:
+        return False
+    return True
 
 
 _SAME = ("body", "priority", "persistent", "group", "correlation_id", "reply_to", "content_type", "expires_ms")

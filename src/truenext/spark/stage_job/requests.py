@@ -39,18 +39,13 @@ def parse_request(queue: str, accepted_ms: int, body: bytes | None) -> Request:
     check_queue(queue)
     try:
         envelope = envelope_of(body, accepted_ms)
+        state, message = bytes(envelope.state).decode(), bytes(envelope.message).decode()
     except NotDecoded as error:
         return Request(refused=str(error))
-    flow = envelope.flow
-    return Request(
-        flow.id,
-        flow.trace,
-        envelope.id,
-        flow.interactive,
-        bytes(envelope.state).decode(),
-        msgspec.json.encode(flow.properties).decode(),
-        bytes(envelope.message).decode(),
-    )
+    except UnicodeDecodeError as error:
+        return Request(refused=f"the body is not a message of stages: {error}")
+    flow, properties = envelope.flow, msgspec.json.encode(envelope.flow.properties).decode()
+    return Request(flow.id, flow.trace, envelope.id, flow.interactive, state, properties, message)
 
 
 def envelope_of(body: bytes | None, accepted_ms: int) -> Envelope:
