@@ -94,7 +94,8 @@ class StateFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigurationError(
-                    f"another audit uses the state in {folder}: wait until it ends, or name another folder"
+                    f"another audit uses the state in {folder}, or it is a broker's folder: wait until the audit ends, "
+                    "or name another folder"
                 ) from None
             yield cls(folder)
         finally:

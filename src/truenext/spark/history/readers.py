@@ -136,7 +136,7 @@ def _check(offset: dict[str, Any], extent: Extent) -> None:
     if offset.get("store", extent.store) != extent.store:
         raise ConfigurationError(
             f"the query has read the history of the broker whose data has the name {offset['store']}, and this is that "
-            f"of {extent.store}: correct url, or use a new checkpoint, as for a broker that was restored"
+            f"of {extent.store}: correct url or path, or use a new checkpoint, as for a broker that was restored"
         )
     # A crash takes back fewer events than that from a folder, and its next run begins behind them.
     if extent.next and int(offset["event"]) > extent.next + (0 if extent.store else GAP_EVENTS):
