@@ -41,6 +41,8 @@ TABLES = ("violations", "lost", "duplicates", "consumers", "stuck")
 """Tables with findings."""
 BATCH_SECONDS = 2
 """Seconds from the beginning of a micro-batch to that of the next, at least."""
+FIRST_ANSWER_SECONDS = 10
+"""Seconds in which the broker must answer before the query starts; later the query waits for `patience`."""
 PROGRESS_SECONDS = 60.0
 TOLD_MAX = 100
 """Findings of a micro-batch that are told on standard error; the tables have all."""
@@ -69,7 +71,7 @@ class Following:
 
         Raises: ConfigurationError, HistoryError or Refused if the history cannot be followed, or is another one
         """
-        history = parse_options({"kind": "history", **self.place}).open()
+        history = parse_options({"kind": "history", "patience": str(FIRST_ANSWER_SECONDS), **self.place}).open()
         try:
             store = history.extent().store
         finally:

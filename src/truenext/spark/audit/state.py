@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ STATE_FORMAT = 1
 """Version of the files of a state."""
 _STATE = "state.json"
 _LOCK = "lock"
+_OWN = re.compile(r"state\.json(\.unfinished)?|lock|cut-\d+|checkpoint|name(\.unfinished)?")
+"""Names of what is in a folder of a state, those of `--follow` included."""
 
 
 class AuditSummary(msgspec.Struct, frozen=True):
@@ -82,10 +85,15 @@ class StateFolder:
     def locked(cls, folder: Path) -> Iterator[StateFolder]:
         """Make the folder if it is missing, and lock it for the duration of a `with` block.
 
-        Raises: ConfigurationError if another audit uses the folder, or it cannot be written
+        Raises: ConfigurationError if another audit uses the folder, it has other files, or it cannot be written
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if others := [each.name for each in folder.iterdir() if _OWN.fullmatch(each.name) is None]:
+                raise ConfigurationError(
+                    f"{folder} has other files than a state, such as {min(others)}: name an empty folder, or one that "
+                    "an audit with --state has made"
+                )
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {folder}: {error.strerror}") from error
@@ -94,8 +102,7 @@ class StateFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigurationError(
-                    f"another audit uses the state in {folder}, or it is a broker's folder: wait until the audit ends, "
-                    "or name another folder"
+                    f"another audit uses the state in {folder}: wait until it ends, or name another folder"
                 ) from None
             yield cls(folder)
         finally:

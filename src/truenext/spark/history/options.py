@@ -61,6 +61,8 @@ def parse_options(options: Mapping[str, str]) -> HistoryOptions:
         raise ConfigurationError(
             f"option path: {path} is an address, which only a batch of `truenext audit` can read; mount it as a folder"
         )
+    if path and Path(path).is_file():
+        raise ConfigurationError(f"option path: {path} is a file: name a broker's data folder, or its folder history")
     return HistoryOptions(
         **given.of_query(),
         path=path,

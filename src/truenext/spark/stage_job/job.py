@@ -140,7 +140,12 @@ def _results(requests: DataFrame, transform: Transform, fields: StructType, next
 
 
 def _check_answers(answers: DataFrame, given: DataFrame) -> None:
-    """Check the columns that a transform has returned. Raises: ConfigurationError if it has not kept the flow"""
+    """Check the columns that a transform has returned. Raises: ConfigurationError if it has not kept the flow,
+    or these are no DataFrame"""
+    if not hasattr(answers, "mapInArrow"):
+        raise ConfigurationError(
+            f"the transform has returned no DataFrame, but {type(answers).__name__}: is a return missing?"
+        )
     count = answers.columns.count(FLOW)
     if count != 1 or answers.schema[FLOW].dataType != given.schema[FLOW].dataType:
         fault = "dropped" if not count else "doubled" if count > 1 else "changed"
