@@ -199,6 +199,7 @@ def test_query_available_now_ends_with_what_was_there(broker: BrokerProcess) -> 
         ({}, "one of two options: path, a broker's data folder, or url"),
         ({"path": "/a", "url": "stomp://127.0.0.1"}, "one of two options"),
         ({"path": "s3a://bucket/a"}, "is an address"),
+        ({"path": __file__}, "is a file: name a broker's data folder"),
         ({"path": "/a", "queue": "orders"}, "option queue is unknown"),
         ({"path": "/a", "failOnDataLoss": "perhaps"}, "must be true or false"),
     ],

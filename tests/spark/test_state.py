@@ -250,6 +250,16 @@ def late(history: list[Event]) -> list[Event]:
 # ---- Refused before Spark starts ----
 
 
+def test_folder_with_other_files_is_refused_as_a_state_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "orders.csv").touch()
+    with (
+        pytest.raises(ConfigurationError, match=r"has other files than a state, such as orders\.csv"),
+        StateFolder.locked(tmp_path),
+    ):
+        pass
+    assert [each.name for each in tmp_path.iterdir()] == ["orders.csv"]
+
+
 def test_state_is_used_by_one_audit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.spark.audit.command.start", None)
     with StateFolder.locked(tmp_path), pytest.raises(ConfigurationError, match="another audit uses the state in"):

@@ -88,6 +88,7 @@ class Reply:
 
 FAULTS: list[tuple[Transform, str]] = [
     (lambda requests: requests.drop("flow"), "the transform has dropped the column flow"),
+    (lambda requests: None, "the transform has returned no DataFrame, but NoneType"),
     (lambda requests: requests.withColumn("flow", F.col("flow.id")), "the transform has changed the column flow"),
     (
         lambda requests: requests.unionAll(requests),
@@ -101,7 +102,7 @@ FAULTS: list[tuple[Transform, str]] = [
 
 
 @pytest.mark.alternates("stage as a Spark job")
-@pytest.mark.parametrize(("transform", "text"), FAULTS, ids=["dropped", "changed", "doubled", "lost"])
+@pytest.mark.parametrize(("transform", "text"), FAULTS, ids=["dropped", "nothing", "changed", "doubled", "lost"])
 def test_transform_that_does_not_keep_the_flow_fails_its_batch_by_name_and_sends_nothing(
     transform: Transform, text: str, spark: SparkSession, broker: BrokerProcess
 ) -> None:
