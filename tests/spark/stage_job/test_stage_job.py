@@ -86,7 +86,7 @@ class Reply:
         self.cents = msgspec.json.decode(self.envelope.message)["cents"]
 
 
-FAULTS: list[tuple[Transform, str]] = [
+FAULTS: list[tuple[Any, str]] = [
     (lambda requests: requests.drop("flow"), "the transform has dropped the column flow"),
     (lambda requests: None, "the transform has returned no DataFrame, but NoneType"),
     (lambda requests: requests.withColumn("flow", F.col("flow.id")), "the transform has changed the column flow"),
