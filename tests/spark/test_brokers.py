@@ -25,6 +25,8 @@ from truenext.spark.audit.brokers import FolderHistory, choose_blocks
 from truenext.spark.audit.section_plan import SECTION_EVENTS
 from truenext.spark.history_files import errors_of_tasks, find_histories, group_files, read_files
 
+pytestmark = pytest.mark.timeout(900)
+
 Frame = Callable[[list[Event]], DataFrame]
 STUCK_SECONDS = 10.0
 FIRST, SECOND, RESTORED = "0000000a", "0000000b", "0000000c"

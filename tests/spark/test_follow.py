@@ -172,6 +172,19 @@ def test_folder_without_history_is_refused_before_spark_starts(whole: Callable[[
         whole().check(None)
 
 
+def test_micro_batch_behind_events_that_the_state_has_not_is_refused(
+    whole: Callable[[], Following], tmp_path: Path
+) -> None:
+    """Fixed: with an older state in place of the last one, events were never judged."""
+    events = RandomHistory(3, 60, faults=0.3).events
+    write_history(tmp_path, [each for each in events if not 10 <= each["event"] < 15])
+    whole().check_passed_over(10, 15)
+    whole().check_passed_over(15, 15)
+    for start in (1, 9):
+        with pytest.raises(ConfigurationError, match=f"events {start} to 14 would not be judged"):
+            whole().check_passed_over(start, 15)
+
+
 def test_summaries_of_micro_batches_become_one() -> None:
     first = AuditSummary(1, 10, 5, 10, {"lost": (2, "2 lost")}, ("a gap",))
     second = AuditSummary(11, 15, 9, 5, {"lost": (1, "1 lost"), "order": (3, "3")}, ("a gap",))

@@ -13,7 +13,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -32,6 +32,7 @@ from truenext.spark.audit.resume import SavedAudit
 from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
+from truenext.spark.history.places import read_events
 from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.session import start
 from truenext.spark.sink.options import parse_options as parse_sink_options
@@ -85,6 +86,20 @@ class Following:
             raise ConfigurationError("the state is that of an audit of another queue: name an empty folder")
         if self.report_to is not None:
             parse_sink_options(self.report_to, is_streaming=False)
+
+    def check_passed_over(self, start: int, end: int) -> None:
+        """Check that no event from `start` to before `end` exists, for none of them is judged.
+
+        Raises: ConfigurationError if one does: Spark's checkpoint is ahead of the state
+        """
+        if start >= end:
+            return
+        with closing(parse_options({"kind": "history", **self.place}).open()) as history:
+            if any(each.num_rows for each in read_events(history, start, end, fails_on_loss=False)):
+                raise ConfigurationError(
+                    f"the state is older than its checkpoint: events {start:,} to {end - 1:,} would not be judged. "
+                    "Name an empty folder as --state"
+                )
 
 
 def follow(
@@ -209,10 +224,11 @@ class Follower:
     def _judge(self, batch: DataFrame) -> None:
         events = batch.transform(_with_date).persist()
         try:
-            last = events.agg(F.max("event")).collect()[0][0]
+            first, last = events.agg(F.min("event"), F.max("event")).collect()[0]
             saved = self._saved()
             if last is None or (saved is not None and last <= saved.state.last_event):
                 return
+            self._following.check_passed_over(1 if saved is None else saved.state.next_event, first)
             following = self._following
             if saved is not None:
                 saved.has_new_events(events, following.queue)
