@@ -10,6 +10,7 @@ from truenext.model.events import FILE, HISTORY_VERSION, MAGIC
 
 OF_EXTRAS = (
     "truenext.console.",
+    "truenext.history.parquet_piece",
     "truenext.history.table",
     "truenext.spark.",
     "truenext.stage.interceptors.tracing",

@@ -1237,7 +1237,7 @@ def test_an_unknown_control_verb_is_refused_with_the_known_ones(broker: BrokerPr
     error = expect_error(
         client,
         "there is no control verb 'shutdown'; known: backup, close, connection, connections, consumers, dead-letters, "
-        "drain, failover, move, pause, policy, producer, purge, queues, redrive, reload, resume, ",
+        "drain, failover, history, move, pause, policy, producer, purge, queues, redrive, reload, ",
     )
     assert error.headers["receipt-id"] == "r"
 

@@ -75,8 +75,10 @@ def audit(
             "name a folder with a history, or the broker's with --follow; --report-to needs --follow"
         )
     try:
-        from truenext.spark.audit.command import run_audit
-        from truenext.spark.audit.follow import run_follow
+        if follow:
+            from truenext.spark.audit.follow import run_follow
+        else:
+            from truenext.spark.audit.command import run_audit
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
