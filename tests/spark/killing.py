@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from tests.integration.broker_process import BrokerProcess
 from tests.spark.source.query_process import QueryProcess
@@ -25,7 +26,45 @@ SURVIVED = {"broker", "executor"}
 """Processes after whose death the query continues by itself."""
 
 
-def draw(victims: tuple[str, ...], dice: random.Random) -> Iterator[str]:
+class Kills:
+    """Kills of a query's processes and of its broker, each kind once before any comes again."""
+
+    def __init__(self, victims: tuple[str, ...], count: int, dice: random.Random) -> None:
+        self._count = count
+        self._dice = dice
+        self._drawn = _draw(victims, dice)
+        self.killed: Counter[str] = Counter()
+        """Number of kills of each kind."""
+
+    def run(
+        self,
+        broker: BrokerProcess,
+        *,
+        start: Callable[[], QueryProcess],
+        add_work: Callable[[], object],
+        has_work: Callable[[], bool],
+    ) -> None:
+        """Start a query again and again, with more work each time, until `count` of its runs were killed; then start it
+        until it has no work. Raises: AssertionError if a run fails that was not killed"""
+        victim = next(self._drawn)
+        while self.killed.total() < self._count or has_work():
+            if self.killed.total() < self._count:
+                add_work()
+            with start() as query:
+                is_killed = self.killed.total() < self._count and kill(victim, broker, query, self._dice)
+                status = query.wait()
+                print(victim if is_killed else "nothing", "is killed; the query ends with", status)
+                if not is_killed or victim in SURVIVED:
+                    assert status == 0, query.log
+            if is_killed:
+                self.killed[victim] += 1
+                victim = next(self._drawn)
+        # The last batch may be written and not committed.
+        with start() as last:
+            assert last.wait() == 0, last.log
+
+
+def _draw(victims: tuple[str, ...], dice: random.Random) -> Iterator[str]:
     """Yield victims at random, each once before any comes again."""
     while True:
         yield from dice.sample(victims, len(victims))

@@ -31,7 +31,7 @@ from truenext.errors import StoreError
 from truenext.model.checksum import crc32
 from truenext.model.events import chunk_position
 from truenext.store.checkpoint_format import CheckpointPosition
-from truenext.store.folder import allocate, clear, sync_folder, write
+from truenext.store.folder import allocate, clear, is_clear, sync_folder, write
 from truenext.store.frame import (
     CHECKSUM,
     FRAME,
@@ -61,8 +61,6 @@ into a body."""
 
 WRITE_BYTES_MAX = 1024 * 1024
 """Largest number of bytes that one write takes. A larger payload takes several writes."""
-
-_ZEROS = bytes(WRITE_BYTES_MAX)
 
 READ_BYTES_MAX = 256 * 1024
 """Largest number of bytes that one read takes. A larger record takes a larger read."""
@@ -241,7 +239,7 @@ class Journal:
         file = self._files[self.newest_segment]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
-            if os.pread(file, end - offset, offset) != _ZEROS[: end - offset]:
+            if not is_clear(os.pread(file, end - offset, offset)):
                 clear(file, offset, end)
 
     def _damage(self, problem: str) -> StoreError:

@@ -9,14 +9,13 @@ were sent are in Parquet, or in another queue.
 import os
 import random
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
-from tests.spark.killing import SURVIVED, draw, kill
+from tests.spark.killing import Kills
 from tests.spark.queues import url, waiting
 from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
 from truenext import blocking
@@ -48,34 +47,28 @@ def test_messages_have_their_effect_once_after_random_kills(
 ) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_KILLS={KILLS}")
     dice = random.Random(SEED)
-    drawn = draw(victims, dice)
-    victim = next(drawn)
     sent = 0
-    killed: Counter[str] = Counter()
     broker = BrokerProcess(tmp_path)
+
+    def send() -> None:
+        nonlocal sent
+        _send(broker, range(sent, sent + MESSAGES), dice)
+        sent += MESSAGES
+
     broker.start()
     try:
-        while killed.total() < KILLS or any(waiting(broker, queue) for queue in QUEUES):
-            if killed.total() < KILLS:
-                _send(broker, range(sent, sent + MESSAGES), dice)
-                sent += MESSAGES
-            with _start(broker, tmp_path, master, target) as query:
-                is_killed = killed.total() < KILLS and kill(victim, broker, query, dice)
-                status = query.wait()
-                print(victim if is_killed else "nothing", "is killed; the query ends with", status)
-                if not is_killed or victim in SURVIVED:
-                    assert status == 0, query.log
-            if is_killed:
-                killed[victim] += 1
-                victim = next(drawn)
-        # The last batch may be written and not committed.
-        with _start(broker, tmp_path, master, target) as last:
-            assert last.wait() == 0, last.log
+        kills = Kills(victims, KILLS, dice)
+        kills.run(
+            broker,
+            start=lambda: _start(broker, tmp_path, master, target),
+            add_work=send,
+            has_work=lambda: any(waiting(broker, queue) for queue in QUEUES),
+        )
         rows = _rows_in(broker, target) if target else written_rows(tmp_path / "rows")
         broker.stop()
     finally:
         broker.clean_up()
-    print(master, dict(killed))
+    print(master, dict(kills.killed))
     check_each_once(rows, sent)
     audit = [TRUENEXT, "audit", str(broker.data), "--master", "local[2]"]
     assert subprocess.run(audit, capture_output=True, text=True, check=False).returncode == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
-from tests.spark.killing import SURVIVED, draw, kill
+from tests.spark.killing import Kills
 from tests.spark.queues import url, waiting
 from tests.spark.source.query_process import QueryProcess
 from tests.spark.stage_job.messages import QUEUE, request
@@ -43,35 +43,28 @@ pytestmark = [
 )
 def test_each_flow_ends_once_after_random_kills(master: str, victims: tuple[str, ...], tmp_path: Path) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_KILLS={KILLS}")
-    dice = random.Random(SEED)
-    drawn = draw(victims, dice)
-    victim = next(drawn)
     started = 0
-    killed: Counter[str] = Counter()
     broker = BrokerProcess(tmp_path)
+
+    def start_flows() -> None:
+        nonlocal started
+        _start_flows(broker, range(started, started + FLOWS))
+        started += FLOWS
+
     broker.start()
     try:
-        while killed.total() < KILLS or waiting(broker, QUEUE):
-            if killed.total() < KILLS:
-                _start_flows(broker, range(started, started + FLOWS))
-                started += FLOWS
-            with _start(broker, tmp_path, master) as query:
-                is_killed = killed.total() < KILLS and kill(victim, broker, query, dice)
-                status = query.wait()
-                print(victim if is_killed else "nothing", "is killed; the query ends with", status)
-                if not is_killed or victim in SURVIVED:
-                    assert status == 0, query.log
-            if is_killed:
-                killed[victim] += 1
-                victim = next(drawn)
-        # The last batch may be written and not committed.
-        with _start(broker, tmp_path, master) as last:
-            assert last.wait() == 0, last.log
+        kills = Kills(victims, KILLS, random.Random(SEED))
+        kills.run(
+            broker,
+            start=lambda: _start(broker, tmp_path, master),
+            add_work=start_flows,
+            has_work=lambda: waiting(broker, QUEUE) > 0,
+        )
         _check_ends(broker, started)
         broker.stop()
     finally:
         broker.clean_up()
-    print(master, dict(killed), started, "flows")
+    print(master, dict(kills.killed), started, "flows")
     audit = [TRUENEXT, "audit", str(broker.data), "--stages", str(tmp_path / "events"), "--master", "local[2]"]
     told = subprocess.run([*audit, "--out", str(tmp_path / "report")], capture_output=True, text=True, check=False)
     print(told.stdout)

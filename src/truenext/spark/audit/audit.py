@@ -126,7 +126,8 @@ def audit_brokers(
     with timed(progress, "events of messages after their end"):
         marks_of_all = marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole).persist()
         mark_table = marks_of_all.where(F.col("code") != int(EventCode.FINISHED)) if goes_on else marks_of_all
-        mark_rows = _mark_rows(mark_table)
+        mark_rows_of_all = _mark_rows(marks_of_all)
+        mark_rows = [each for each in mark_rows_of_all if not (goes_on and each.code == EventCode.FINISHED)]
         starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
         plan = None
         if saved is None:
@@ -148,9 +149,8 @@ def audit_brokers(
         stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
         stuck_limit = int(stuck_seconds * 1e6)
         if plan is not None:
-            cut_history = CutHistory(
-                plan, plan.of_cut_queues(history.of_queues), commit_table, proofs, _mark_rows(marks_of_all)
-            )
+            of_cut_queues = plan.of_cut_queues(history.of_queues)
+            cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, mark_rows_of_all)
             sweep_rows = _in_sections(rows, cut_history, found, stuck_limit, stop)
         elif stop is not None:
             sweep_rows = _from_cut(rows, saved, history, (commit_table, proofs), stuck_limit, stop)

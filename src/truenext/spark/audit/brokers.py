@@ -221,13 +221,13 @@ def _read_once(parts: Sequence[_Part]) -> tuple[DataFrame, DataFrame]:
 
 
 def _content() -> Column:
-    """Return a number for what an event says, except the identity of its broker, which earlier versions do not say."""
+    """Return a hash of an event, without the identity of its broker, which earlier versions do not have."""
     names = [each.name for each in COLUMNS if each.name != "store"]
     return F.xxhash64(*names, *(F.col(name).isNull() for name in names))
 
 
 def _contents(parts: Sequence[_Part]) -> list[dict[int, tuple[int, int]]]:
-    """Return for each history by block the number of its events, and a number for what they say."""
+    """Return the number of events in each block of each history, and a hash of them."""
     found = []
     for part in parts:
         summed = part.events.groupBy(block().alias("block")).agg(F.count("*"), F.bit_xor(_content()))

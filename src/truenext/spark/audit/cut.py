@@ -144,7 +144,7 @@ class SectionRow(msgspec.Struct):
 
     first: int
     queue: QueueRow
-    """Its `first_dispatches` is 0: in each section they are counted anew."""
+    """State of the queue. `first_dispatches` is 0, as each section counts them anew."""
     end: int
     """First event of the next section, or NEVER."""
     total: int

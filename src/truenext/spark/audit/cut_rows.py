@@ -50,9 +50,9 @@ _HELD = -1
 """In place of an event's code: a message is held at a cut."""
 
 Recoveries = Mapping[str, Sequence[tuple[TimelineRow, TimelineRow]]]
-"""By queue, each start that continues a run of the history, with the row that shows or hides what it has recovered."""
+"""Starts of each queue that continue a run of the history, each with the row that shows or hides its recovery."""
 Counts = Mapping[tuple[str, int], tuple[int, int]]
-"""By queue and event, the numbers of messages that are certainly there before it, and that may be there."""
+"""Numbers of messages before an event of a queue: those that are there, and those that may be there."""
 
 encode = msgspec.msgpack.encode
 

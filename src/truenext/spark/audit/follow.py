@@ -55,7 +55,7 @@ _ERROR = re.compile(r"truenext\.errors\.\w+: (.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Following:
-    """What is followed, and where findings go."""
+    """Followed history, and the places that get its findings."""
 
     place: Mapping[str, str]
     """Options of the history's source: `path`, or `url` and those of the login."""
@@ -105,8 +105,9 @@ class Following:
 def follow(
     spark: SparkSession, following: Following, state: StateFolder, folder: Path, *, until_now: bool = False
 ) -> Verdict:
-    """Follow a history until the query is stopped, or with `until_now` up to what has happened by now. `folder` is that
-    of the `state`, which also has the query's checkpoint. Return the verdict on all that was followed with this state.
+    """Follow a history until the query is stopped, or with `until_now` up to the last event that it has now. `folder`
+    is that of the `state`, and also has the query's checkpoint. Return the verdict on all events that were judged with
+    this state.
 
     Raises: TruenextError if the history or the broker fails
     """

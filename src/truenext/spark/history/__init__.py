@@ -1,1 +1,1 @@
-"""Queues as a source of Spark: `spark.readStream.format("truenext")`. docs/spark.md shows how to use it."""
+"""A history as a source of Spark: `format("truenext")` with `kind=history`. docs/spark.md shows how to use it."""
