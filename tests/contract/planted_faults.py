@@ -453,13 +453,13 @@ def a_failed_write_is_tried_again_and_then_confirmed(patch: "MonkeyPatch") -> No
     """The frame behind it, so that a gap remains."""
     append = Journal.append
 
-    def faulty(one: Journal, parts: list[bytes], size: int) -> tuple[int, int]:
+    def faulty(one: Journal, parts: list[bytes], size: int, digest: bytes) -> tuple[int, int]:
         try:
-            return append(one, parts, size)
+            return append(one, parts, size, digest)
         except OSError:
             one._end += size + FRAME.size
             one.last_frame_number += 1
-            return append(one, parts, size)
+            return append(one, parts, size, digest)
 
     patch.setattr(Journal, "append", faulty)
 

@@ -189,6 +189,10 @@ class Walk:
             bool(self._window) and self._window[-1][0] == self._count - 1 and not isinstance(self._window[-1][1], Name)
         )
 
+    def synced(self) -> Disk:
+        """The power goes, and what was not synced is lost."""
+        return self._after(set())
+
     def killed(self, rng: random.Random) -> Disk:
         """The broker is killed, and nothing else happens; a write that was under way may lack its last pages."""
         disk = self._copy()

@@ -8,16 +8,19 @@ import os
 import random
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.contract.crashing import SEGMENT_BYTES, Held, batch_of, folder_for, random_changes
-from tests.contract.disk import begin_and_apply
+from tests.contract.disk import LANE, begin_and_apply
 from tests.contract.fake_log import FakeLog, LogRows
 from tests.contract.simulated_disk import A_FOLDER, Disk, HistorySynced, Operation, Recorder, Walk, quick_folder
 from truenext.model.events import chunk_position
+from truenext.model.record import message_key
+from truenext.store.changes import RareChanges, encode_batch
 from truenext.store.embedded import EmbeddedStore
 
 CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "150"))
@@ -162,3 +165,54 @@ def test_copy_that_is_older_than_the_log_catches_up() -> None:
             disk = rng.choice(states(life, at, rng))
             number = rng.randint(life.rows_after(at), len(life.rows.rows))
             live(disk, life.rows.until(number), life.models[number], rng, 3)
+
+
+class PowerCut(Exception):
+    pass
+
+
+def cut_power() -> bool:
+    raise PowerCut
+
+
+def add_row(rows: LogRows, rare: RareChanges | None = None, **changes: object) -> None:
+    rows.add(b"".join(encode_batch(batch_of(1, changes), rare)), 1)
+
+
+def follow(disk: Disk, rows: LogRows, segments_max: int) -> list[Operation]:
+    """Let a copy that stands by follow all rows. Return what this does to the disk."""
+    with folder_for(disk) as folder:
+        recorder = Recorder(disk, folder)
+        log = FakeLog(rows)
+        log.looks.append(cut_power)
+        with recorder.recording():
+            store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=segments_max, log=log)
+            with closing(store), pytest.raises(PowerCut):
+                store.recover()
+    return recorder.operations
+
+
+def synced(disk: Disk, operations: list[Operation]) -> Disk:
+    """Return the disk if the power goes after these operations, and only what was synced is on it."""
+    walk = Walk(disk)
+    for operation in operations:
+        walk.do(operation)
+    return walk.synced()
+
+
+def test_copy_that_lost_the_row_that_removes_a_dropped_transient_follows_the_row_again() -> None:
+    """After a power cut behind the drop in the checkpoint, the next start looked there for the removed message, and
+    called the folder damaged.
+    """
+    rows = LogRows()
+    disk = new_copy(rows)
+    key, *others = (message_key(LANE, sequence) for sequence in range(1, 5))
+    add_row(rows, transient_puts={key: bytes(2000)})
+    add_row(rows, puts={others[0]: bytes(2000)})
+    disk = synced(disk, follow(disk, rows, segments_max=1))
+    add_row(rows, transient_removes=[key])
+    for other in others[1:]:
+        add_row(rows, puts={other: bytes(2000)})
+    add_row(rows, RareChanges(drops_transients=True))
+    for at in range(len(operations := follow(disk, rows, segments_max=9)) + 1):
+        follow(synced(disk, operations[:at]), rows, segments_max=1)

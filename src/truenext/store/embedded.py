@@ -575,6 +575,8 @@ class EmbeddedStore:
         """Apply a row of the log. `append` appends it to the journal."""
         changes = decode_changes(memoryview(payload))
         if changes.rare is not None and changes.rare.drops_transients:
+            # After a power cut, rows that follow again must find in the checkpoint what they remove.
+            self._journal.sync()
             # Before the frame: the frame says that this was done.
             self._writer.retry_without_ballast(self._checkpoint.drop_transients)
             self._overlay.forget_removed_transients()
