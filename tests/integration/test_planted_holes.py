@@ -466,9 +466,13 @@ def test_holes_have_a_check_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_check_fails_where(hole: Hole, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hurry(monkeypatch)
     hole(monkeypatch)
-    run = partial(planted_holes.serve_with_hole, hole.__name__)
-    monkeypatch.setattr(broker_process, "Forked", partial(Forked, run=run))
-    monkeypatch.setattr(test_tls, "Forked", partial(Forked, run=run))
+    serve_with_hole = partial(planted_holes.serve_with_hole, hole.__name__)
+
+    def forked(*arguments: Any, **options: Any) -> Forked:
+        return Forked(*arguments, **{**options, "run": partial(serve_with_hole, options.get("run"))})
+
+    for module in (broker_process, test_tls, test_logins):
+        monkeypatch.setattr(module, "Forked", forked)
     with pytest.raises(FOUND):
         CHECKS[hole](tmp_path)
     # Sockets of a check that fails are left open.
