@@ -146,14 +146,20 @@ class LogRun:
         assert not ledger.failures
 
     def begin_cycle(self) -> None:
-        """Start the broker, check what it has, and start the workers."""
+        """Start the broker, check what it has, and start the workers.
+
+        Raises: AssertionError if the broker lacks anything, or ends; that may be as it has found its rows wrong
+        """
         broker, ledger = self.broker, self.ledger
         if not broker.is_running:
             await_server(self.server)
             broker.start()
         ledger.cycle += 1
-        resolve(broker, ledger)
-        browse_all(broker, ledger, consumes=False)
+        try:
+            resolve(broker, ledger)
+            browse_all(broker, ledger, consumes=False)
+        except EOFError as error:
+            raise AssertionError(f"the broker ended: {broker.log}") from error
         self._crew = hire(broker, ledger, self._unconfirmed, f"{self._seed}-{ledger.cycle}")
         for worker in self._crew:
             worker.start()
