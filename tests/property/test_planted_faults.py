@@ -28,7 +28,7 @@ ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 ROUNDS = 40
 """Number of rounds of 50 examples, in the machine in which a fault shows soonest."""
-FOUND = r"^(?!.*object has no attribute)|'NoneType' object has no attribute"
+FOUND = r"^(?!.*object has no attribute)|'(NoneType|tuple)' object has no attribute"
 """Errors as which a fault may show; an error in the fault's own code is none."""
 
 ROUNDS_OF_ALL = 40

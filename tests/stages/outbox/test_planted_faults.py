@@ -25,11 +25,6 @@ def lost_answer_of_the_broker(when: Any) -> Notices:
     return lambda url: test_exactly_once.test_lost_answer_to_a_commit_loses_and_repeats_nothing(url, True, when)
 
 
-def lost_answer_of_the_database(url: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        test_exactly_once.test_lost_answer_to_the_relay_loses_and_repeats_nothing(url, "of the database", patch)
-
-
 def lost_commit_of_the_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_exactly_once.test_lost_answer_to_the_relay_loses_and_repeats_nothing(
@@ -88,14 +83,6 @@ FAULTS = [
         "number=unit.number)",
         "number=unit.number + 1)",
         lost_answer_of_the_broker("before"),
-    ),
-    Fault(
-        "a unit is sent again without a number",
-        publishing,
-        "_send",
-        ", producer=unit.producer, number=unit.number)",
-        ")",
-        lost_answer_of_the_database,
     ),
     Fault(
         "a unit counts as sent without an answer",
