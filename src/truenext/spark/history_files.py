@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.history.files import EVENTS_FOLDER, SUFFIX, chunks_of, history_files
+from truenext.history.files import EVENTS_FOLDER, PARQUET_SUFFIX, SUFFIX, chunks_of, history_files, parquet_files
 from truenext.history.schema import DATE
 from truenext.history.table import SCHEMA, arrow_table_of
 from truenext.spark.paths import Location, escape_pattern, is_address, opening, path_to_read
@@ -93,11 +93,15 @@ def _broker_folder(path: str) -> str:
 def _list_folder(folder: Path) -> list[Path]:
     for history in (folder / HISTORY_FOLDER, folder):
         # Before the Parquet files: a file that the broker exports meanwhile is in both lists, not in none.
-        found = [*history_files(history), *(history / EVENTS_FOLDER).glob("date=*/*.parquet")]
+        found = [*history_files(history), *parquet_files(history)]
         if found:
             return found
-    below = [*folder.glob(f"**/*{SUFFIX}"), *folder.glob("**/*.parquet")]
-    return [path for path in below if not any(part.startswith(ASIDE) for part in path.relative_to(folder).parts)]
+    below = [*folder.glob(f"**/*{SUFFIX}"), *folder.glob(f"**/*{PARQUET_SUFFIX}")]
+    return [
+        path
+        for path in below
+        if path.is_file() and not any(part.startswith(ASIDE) for part in path.relative_to(folder).parts)
+    ]
 
 
 # ---- Reading ----
@@ -147,7 +151,7 @@ def _decode_file(path: Path) -> pa.Table:
     try:
         return arrow_table_of(chunks_of(path.read_bytes(), path))
     except FileNotFoundError as error:
-        exported = sorted((path.parent / EVENTS_FOLDER).glob(f"date=*/{path.stem}.parquet"))
+        exported = parquet_files(path.parent, path.stem)
         if not exported:
             raise HistoryError(
                 f"{path} is not there any more, or not on this machine: the machines of a cluster need the history at "
