@@ -54,9 +54,20 @@ def find_histories(spark: SparkSession, location: Location) -> list[HistoryFiles
     Raises: ConfigurationError if there are none, or Spark cannot open the address; OSError if a folder cannot be read
     """
     if is_address(location):
-        found = group_files(map(unquote, _list_address(spark, str(location))))
-    else:
-        found = group_files(map(str, _list_folder(Path(location).resolve())))
+        return _group(location, map(unquote, _list_address(spark, str(location))))
+    return find_local_histories(Path(location))
+
+
+def find_local_histories(folder: Path) -> list[HistoryFiles]:
+    """Return the files of each history in a folder, or below.
+
+    Raises: ConfigurationError if there are none; OSError if a folder cannot be read
+    """
+    return _group(folder, map(str, _list_folder(folder.resolve())))
+
+
+def _group(location: Location, paths: Iterable[str]) -> list[HistoryFiles]:
+    found = group_files(paths)
     if not found:
         raise ConfigurationError(
             f"no history in {location}: neither it nor the folders below have *{SUFFIX} or Parquet files. The broker "
