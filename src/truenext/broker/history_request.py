@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from truenext.errors import Code, HistoryError, RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.history.pieces import PieceReader
 from truenext.model.commands import decode_client_json
 from truenext.model.events import EVENT_MAX
@@ -93,7 +93,8 @@ class HistoryRequests:
                 first = next(iter(reader.first_events()), 0)
                 return HistoryPiece(self.identity, first, next_event, next_event, False, b"")
             piece = reader.read(after, with_causes=with_causes)
-        except (HistoryError, OSError) as error:
+        except Exception as error:
+            # Whatever an operator has put there: the client needs an answer, and others wait for theirs.
             return HistoryPiece(self.identity, 0, 0, next_event, False, b"", str(error) or repr(error))
         # The piece may have events that happened after `next_event` was read. Without events its end says nothing.
         next_event = max(next_event, piece.end) if piece.content else next_event
