@@ -20,6 +20,7 @@ from truenext.history.parquet_piece import parquet_piece
 from truenext.history.pieces import Piece, PieceReader
 from truenext.history.writer import HistoryWriter
 from truenext.model.events import FILE, GAP_EVENTS, HISTORY_VERSION, EventKind
+from truenext.spark.history.places import FolderHistory
 from truenext.spark.history_files import _list_folder
 
 QUEUES = ("/queue/orders", "/queue/bills", "/queue/never.named")
@@ -219,6 +220,15 @@ def test_link_to_a_history_file_is_read(tmp_path: Path) -> None:
     path.rename(tmp_path / "moved")
     path.symlink_to("moved")
     assert read_all(PieceReader(tmp_path)) == recorded.events()
+
+
+def test_damaged_parquet_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path, make(4)).close()
+    list(export_closed_files(tmp_path))
+    for path in tmp_path.glob("events/*/*.parquet"):
+        path.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(HistoryError, match=r"the history cannot be read: .*Parquet"):
+        FolderHistory(tmp_path).piece(0)
 
 
 def test_parquet_is_read_by_another_process_without_causes(tmp_path: Path) -> None:

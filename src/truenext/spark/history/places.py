@@ -162,7 +162,8 @@ class FolderHistory:
 def _read(reader: PieceReader, after: int) -> Piece:
     try:
         return reader.read(after, with_causes=True)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
+        # Arrow says so of a damaged Parquet file.
         raise HistoryError(f"the history cannot be read: {error}") from error
 
 
