@@ -222,6 +222,16 @@ def test_link_to_a_history_file_is_read(tmp_path: Path) -> None:
     assert read_all(PieceReader(tmp_path)) == recorded.events()
 
 
+def test_parquet_file_that_is_deleted_since_it_was_listed_has_no_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: retention in just this moment ended a query that goes on without deleted events."""
+    write(tmp_path, make(4)).close()
+    list(export_closed_files(tmp_path))
+    monkeypatch.setattr("truenext.history.parquet_piece.parquet_files", lambda *_: [tmp_path / "away.parquet"])
+    assert parquet_piece(tmp_path, "0000000000000001", 1, True) == (1, b"")
+
+
 def test_damaged_parquet_file_is_told_in_one_sentence(tmp_path: Path) -> None:
     write(tmp_path, make(4)).close()
     list(export_closed_files(tmp_path))

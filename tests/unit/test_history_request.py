@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
@@ -32,3 +33,24 @@ def test_request_that_meets_an_unforeseen_error_is_answered_with_it(
 
     piece = asyncio.run(ask())
     assert (piece.error, piece.next) == ("kind 77", 5)
+
+
+def test_next_event_is_asked_for_on_the_event_loop(tmp_path: Path) -> None:
+    """Fixed: the thread could see a number that was passed before, and a query then took the history for an older
+    copy."""
+    threads: list[int] = []
+
+    def next_event() -> int:
+        threads.append(threading.get_ident())
+        return 7
+
+    async def ask() -> HistoryPiece:
+        loop = asyncio.get_running_loop()
+        requests, made = HistoryRequests(tmp_path, loop, next_event), loop.create_future()
+        requests.begin(None, made.set_result, with_causes=True)
+        piece = msgspec.json.decode(await asyncio.wait_for(made, 20), type=HistoryPiece)
+        requests.close()
+        return piece
+
+    assert asyncio.run(ask()).next == 7
+    assert threads == [threading.get_ident()]

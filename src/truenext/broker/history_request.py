@@ -83,10 +83,10 @@ class HistoryRequests:
                 Code.CONTROL_REQUEST,
             )
 
-    def make_piece(self, after: int | None, *, with_causes: bool) -> HistoryPiece:
+    def _make_piece(self, after: int | None, next_event: int, *, with_causes: bool) -> HistoryPiece:
         """Show the events behind an event, in a piece of some hundred KiB or more. Without the right `admin` each cause
         of a failure is an empty text."""
-        reader, next_event = self._reader, self._next_event()
+        reader = self._reader
         assert reader is not None, "`require` was called"
         try:
             if after is None:
@@ -102,9 +102,11 @@ class HistoryRequests:
 
     def begin(self, after: int | None, on_made: Callable[[bytes], object], *, with_causes: bool) -> None:
         """Make the answer on the thread, and then call `on_made` with it."""
+        # The thread could see the log of events between two steps, and a number that was passed before.
+        next_event = self._next_event()
 
         def make_answer() -> bytes:
-            return msgspec.json.encode(self.make_piece(after, with_causes=with_causes))
+            return msgspec.json.encode(self._make_piece(after, next_event, with_causes=with_causes))
 
         def on_done(done: Future[bytes]) -> None:
             if not done.cancelled():

@@ -31,7 +31,11 @@ def parquet_piece(folder: Path, stem: str, event: int, with_causes: bool) -> tup
     Raises: OSError if a file cannot be read
     """
     files = parquet_files(folder, stem)
-    tables = [pq.read_table(path, filters=pc.field("event") >= event, partitioning=None) for path in files]
+    try:
+        tables = [pq.read_table(path, filters=pc.field("event") >= event, partitioning=None) for path in files]
+    except FileNotFoundError:
+        # Deleted since they were listed, as all days of one name are: the next look at all files says so.
+        return event, b""
     if not tables:
         return event, b""
     # A day may begin with events of an earlier number, as the clock may be set back.
