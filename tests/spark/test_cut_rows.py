@@ -243,6 +243,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.drawn
+@pytest.mark.timeout(900)
 def test_rows_of_cuts_by_spark_are_those_that_are_computed_in_memory(
     frame: Callable[[list[Event]], DataFrame], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.history.files import EVENTS_FOLDER, PARQUET_SUFFIX, SUFFIX, chunks_of, history_files, parquet_files
 from truenext.history.schema import DATE
-from truenext.history.table import SCHEMA, arrow_table_of
+from truenext.history.table import arrow_table_of, with_all_columns
 from truenext.spark.paths import Location, escape_pattern, is_address, opening, path_to_read
 from truenext.spark.schema import EVENTS
 
@@ -168,19 +168,7 @@ def _decode_file(path: Path) -> pa.Table:
                 f"{path} is not there any more, or not on this machine: the machines of a cluster need the history at "
                 "the same path; if retention has deleted the file meanwhile, start the audit again"
             ) from error
-        return pa.concat_tables(map(_read_exported, exported))
-
-
-def _read_exported(path: Path) -> pa.Table:
-    """Return the events of a Parquet file that the broker has made. An earlier version has fewer columns."""
-    table = pq.ParquetFile(path).read()
-    return pa.table(
-        [
-            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-            for field in SCHEMA
-        ],
-        schema=SCHEMA,
-    )
+        return pa.concat_tables(with_all_columns(pq.ParquetFile(each).read()) for each in exported)
 
 
 _OF_TASK = re.compile(r"^\s*truenext\.errors\.HistoryError: (.+)$", re.MULTILINE)

@@ -19,7 +19,7 @@ from truenext.spark.audit.state import StateFolder
 from truenext.spark.history_files import errors_of_tasks, find_histories, find_local_histories, read_files
 from truenext.spark.output import write_table, write_to_address
 from truenext.spark.paths import Location, below, is_address, output_path, path_to_read, path_to_write
-from truenext.spark.report import AuditedHistory, comparison_page, write_comparison
+from truenext.spark.report import SHOWN_ROWS_MAX, AuditedHistory, comparison_page, write_comparison
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
 from truenext.spark.verdict import Verdict
@@ -27,9 +27,6 @@ from truenext.spark.verdict import Verdict
 PAGE = "report.html"
 SPARK_LOG = "spark.log"
 """Name of the file with Java's output, in the folder of the tables."""
-
-SHOWN_ROWS_MAX = 200_000
-"""Largest number of rows of a table that are read for the HTML page. The Parquet files have all rows."""
 
 
 def run_audit(

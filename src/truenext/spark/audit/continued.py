@@ -24,11 +24,8 @@ from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
 from truenext.spark.history_files import HistoryFiles, find_histories, read_files
 from truenext.spark.output import make_durable, sync, write_table
 from truenext.spark.paths import Location, path_to_read
-from truenext.spark.report import AuditedHistory, write_comparison
+from truenext.spark.report import SHOWN_ROWS_MAX, AuditedHistory, write_comparison
 from truenext.spark.verdict import FindingSummary, Verdict
-
-SHOWN_ROWS_MAX = 200_000
-"""Largest number of rows of a table that are read for a page. The Parquet files have all rows."""
 
 _PART = "first_event"
 """Column of the tables, and folder in them: number of the first event of an audit."""
