@@ -83,7 +83,7 @@ class HistoryRequests:
                 Code.CONTROL_REQUEST,
             )
 
-    def _make_piece(self, after: int | None, next_event: int, *, with_causes: bool) -> HistoryPiece:
+    def make_piece(self, after: int | None, next_event: int, *, with_causes: bool) -> HistoryPiece:
         """Show the events behind an event, in a piece of some hundred KiB or more. Without the right `admin` each cause
         of a failure is an empty text."""
         reader = self._reader
@@ -106,7 +106,7 @@ class HistoryRequests:
         next_event = self._next_event()
 
         def make_answer() -> bytes:
-            return msgspec.json.encode(self._make_piece(after, next_event, with_causes=with_causes))
+            return msgspec.json.encode(self.make_piece(after, next_event, with_causes=with_causes))
 
         def on_done(done: Future[bytes]) -> None:
             if not done.cancelled():
