@@ -305,10 +305,13 @@ def test_rows_of_a_table_are_durable_before_the_state_says_so(tmp_path: Path, mo
         (folder / "part.parquet").touch()
 
     monkeypatch.setattr("truenext.spark.audit.continued.write_table", write)
-    write_part(None, tmp_path, "lost", 7)  # type: ignore[arg-type]
+    write_part(object(), tmp_path, "lost", 7)  # type: ignore[arg-type]
     paths = ("lost/first_event=7/part.parquet", "lost/first_event=7", "lost", "")
     assert synced == [str(tmp_path / path) for path in paths]
     synced.clear()
+    # An audit that was killed had rows, and the one that judges these events again has none.
+    write_part(None, tmp_path, "lost", 7)
+    assert not [*(tmp_path / "lost").iterdir()]
     with StateFolder.locked(tmp_path / "state") as folder:
         name = folder.name()
         assert synced == [str(tmp_path / "state" / "name.unfinished"), str(tmp_path / "state")]

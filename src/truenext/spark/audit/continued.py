@@ -9,6 +9,7 @@ into the same folders.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,10 +103,14 @@ def check_tables(out: Path) -> None:
         )
 
 
-def write_part(table: DataFrame, out: Path, name: str, first_event: int) -> None:
+def write_part(table: DataFrame | None, out: Path, name: str, first_event: int) -> None:
     """Write the rows of a table that an audit has found, which began with an event, in place of those that it had
-    written before it was killed. They are durable afterwards, as the state is that says that they are written."""
+    written before it was killed; None stands for no rows. They are durable afterwards, as the state is that says that
+    they are written."""
     folder = out / name / f"{_PART}={first_event}"
+    if table is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     write_table(table, folder)
     make_durable(folder)
     sync(out)

@@ -258,8 +258,8 @@ class Follower:
         found = [name for name in TABLES if results.verdict.findings and results.tables[name].count()]
         state = results.next.state
         first = state.audits[-1].first_event
-        for name in found:
-            write_part(results.tables[name], self._following.out, name, first)
+        for name in TABLES:
+            write_part(results.tables[name] if name in found else None, self._following.out, name, first)
         rows = self._rows(results, found)
         if rows is not None and self._following.report_to is not None:
             self._send(rows, state.last_event)
