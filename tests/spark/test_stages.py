@@ -345,6 +345,7 @@ def test_a_truncated_line_is_left_out(tmp_path: Path, spark: SparkSession) -> No
     assert [row["number"] for row in read_stage_events(spark, [tmp_path]).collect()] == [1]
 
 
+@pytest.mark.alternates("audits of stages")
 def test_message_that_a_job_of_spark_rejects_is_given_up(spark: SparkSession) -> None:
     """Fixed: it counted as ended, as the job had acknowledged it before."""
     at = datetime(2026, 11, 21, tzinfo=UTC)
