@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -26,7 +27,7 @@ from tests.spark.plain import outcomes_of
 from tests.spark.queues import url
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS
-from truenext.errors import ConfigurationError, Refused
+from truenext.errors import Code, ConfigurationError, Refused
 from truenext.history.export import write_by_date
 from truenext.history.table import SCHEMA
 from truenext.model.url import parse_url
@@ -36,6 +37,7 @@ from truenext.spark.audit.state import AuditSummary, StateFolder
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
 from truenext.spark.history.readers import history_schema
+from truenext.spark.sink.grants import check_grants
 
 STUCK_SECONDS = 10.0
 pytestmark = pytest.mark.timeout(1800)
@@ -199,6 +201,7 @@ def test_followed_broker_of_several_addresses_is_named_as_elsewhere(
     assert parse_options({"kind": "history", **following.place}).addresses == tuple(map(parse_url, urls))
 
 
+@pytest.mark.alternates("rights to report")
 @pytest.mark.parametrize(
     ("take", "send", "refusal"),
     [
@@ -227,6 +230,14 @@ def test_missing_right_to_report_is_seen_before_the_first_finding(
         with nullcontext() if refusal is None else pytest.raises(Refused, match=re.escape(refusal)):
             following.check(None)
         broker._log_checked = len(broker.log)
+
+
+def test_broker_that_cannot_take_findings_for_now_does_not_keep_the_query_from_its_start() -> None:
+    for code, is_raised in ((Code.NO_SPACE, False), (Code.FORBIDDEN, True)):
+        refused = Refused("no", code)
+        options = SimpleNamespace(space="main", destination="/queue/f", connect=Mock(side_effect=refused))
+        with pytest.raises(Refused) if is_raised else nullcontext():
+            check_grants(options)  # type: ignore[arg-type]
 
 
 def test_folder_without_history_is_refused_before_spark_starts(whole: Callable[[], Following]) -> None:
