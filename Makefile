@@ -138,13 +138,13 @@ search: .venv/spark ## Every order of steps of four protocols, with more that go
 faults: .venv/spark ## Every planted fault, of which make test draws one in a hundred and sixty, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/property/test_jms_clients.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/integration/test_planted_holes.py tests/integration/test_planted_log_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/test_cuts.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/test_cuts.py tests/spark/test_cut_rows.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, and again with two takeovers, judged by the audit (DURATION=seconds)
 	TRUENEXT_DRAW=all TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py tests/spark/test_failovers.py
 
 audit: .venv/spark ## Random histories, audited whole and in sections, and judged naively: 5,000 (EXAMPLES=n)
-	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$(or $(EXAMPLES),5000) $(PYTEST) --numprocesses 2 tests/spark/test_queue_audit.py tests/spark/test_cuts.py
+	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$(or $(EXAMPLES),5000) $(PYTEST) --numprocesses 2 tests/spark/test_queue_audit.py tests/spark/test_cuts.py tests/spark/test_cut_rows.py
 	TRUENEXT_DRAW=all TRUENEXT_AUDITS=5 $(PYTEST) tests/spark/test_sections.py
 
 follow: .venv/spark ## An audit that follows, killed at each of its steps, with planted violations: each is told once

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
@@ -24,14 +26,18 @@ from tests.spark.histories import Event, RandomHistory, joined
 from tests.spark.plain import outcomes_of
 from tests.spark.queues import url
 from truenext import blocking
-from truenext.errors import ConfigurationError
+from truenext.client.core.credentials import NO_CREDENTIALS
+from truenext.errors import Code, ConfigurationError, Refused
 from truenext.history.export import write_by_date
 from truenext.history.table import SCHEMA
+from truenext.model.url import parse_url
 from truenext.spark.audit import follow as follow_module
-from truenext.spark.audit.follow import TABLES, Follower, Following, follow, merge
+from truenext.spark.audit.follow import TABLES, Follower, Following, follow, merge, run_follow
 from truenext.spark.audit.state import AuditSummary, StateFolder
 from truenext.spark.datasource import TruenextDataSource
+from truenext.spark.history.options import parse_options
 from truenext.spark.history.readers import history_schema
+from truenext.spark.sink.grants import check_grants
 
 STUCK_SECONDS = 10.0
 pytestmark = pytest.mark.timeout(1800)
@@ -165,6 +171,73 @@ def test_following_a_broker_without_history_is_refused_in_one_sentence(tmp_path:
         following = Following(place=place, out=tmp_path / "out", stuck_seconds=STUCK_SECONDS)
         with pytest.raises(Exception, match="this broker has no history, as it was started with --no-history"):
             following.check(None)
+
+
+def test_followed_broker_of_several_addresses_is_named_as_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: a second --url, as of a standby, was refused as no address."""
+    found: list[Following] = []
+
+    def check(following: Following, _: object) -> None:
+        found.append(following)
+        raise Killed
+
+    monkeypatch.setattr(Following, "check", check)
+    urls = ("stomp://127.0.0.1:1", "stomp://127.0.0.1:2")
+    with pytest.raises(Killed):
+        run_follow(
+            (),
+            urls=urls,
+            credentials=NO_CREDENTIALS,
+            report_to="findings",
+            state=tmp_path / "state",
+            out=tmp_path / "out",
+            queue=None,
+            stuck_seconds=STUCK_SECONDS,
+            master=None,
+        )
+    (following,) = found
+    assert parse_options({"kind": "history", **following.place}).addresses == tuple(map(parse_url, urls))
+
+
+@pytest.mark.alternates("rights to report")
+@pytest.mark.parametrize(
+    ("take", "send", "refusal"),
+    [
+        ("Spark.*.main.>", "other", "user 'audit' may not send to /queue/findings"),
+        ("other", "findings", "user 'audit' may not take from /queue/Spark.sink.main"),
+        ("Spark.*.main.>", "findings", None),
+    ],
+)
+def test_missing_right_to_report_is_seen_before_the_first_finding(
+    take: str, send: str, refusal: str | None, tmp_path: Path
+) -> None:
+    """Fixed: the query failed with its first finding, perhaps after days."""
+    (tmp_path / "word").write_text("word")
+    own = '["Spark.*.main.>"]'
+    (tmp_path / "users.toml").write_text(
+        f'[user.audit]\npassword_file = "word"\nmonitor = true\nbrowse = {own}\nmanage = {own}\n'
+        f'send = ["Spark.*.main.>", "{send}"]\ntake = ["{take}"]\n'
+    )
+    for name in ("word", "users.toml"):
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "data").mkdir()
+    with BrokerProcess(tmp_path / "data", ["--users", str(tmp_path / "users.toml")]).running() as broker:
+        place = {"url": url(broker), "user": "audit", "passwordFile": str(tmp_path / "word")}
+        report = place | {"queue": "findings"}
+        following = Following(place=place, out=tmp_path, stuck_seconds=STUCK_SECONDS, report_to=report)
+        with nullcontext() if refusal is None else pytest.raises(Refused, match=re.escape(refusal)):
+            following.check(None)
+        broker._log_checked = len(broker.log)
+
+
+def test_broker_that_cannot_take_findings_for_now_does_not_keep_the_query_from_its_start() -> None:
+    for code, is_raised in ((Code.NO_SPACE, False), (Code.FORBIDDEN, True)):
+        refused = Refused("no", code)
+        options = SimpleNamespace(space="main", destination="/queue/f", connect=Mock(side_effect=refused))
+        with pytest.raises(Refused) if is_raised else nullcontext():
+            check_grants(options)  # type: ignore[arg-type]
 
 
 def test_folder_without_history_is_refused_before_spark_starts(whole: Callable[[], Following]) -> None:

@@ -14,12 +14,14 @@ from tests.contract.naive_history import read
 from tests.contract.test_history import RecordedEngine, busy, write
 from truenext.errors import HistoryError
 from truenext.history import pieces
-from truenext.history.export import export_closed_files
+from truenext.history.export import delete_old_files, export_closed_files
 from truenext.history.files import blocks_of, chunks_of, history_files
 from truenext.history.parquet_piece import parquet_piece
 from truenext.history.pieces import Piece, PieceReader
 from truenext.history.writer import HistoryWriter
 from truenext.model.events import FILE, GAP_EVENTS, HISTORY_VERSION, EventKind
+from truenext.spark.history.places import FolderHistory
+from truenext.spark.history_files import _list_folder
 
 QUEUES = ("/queue/orders", "/queue/bills", "/queue/never.named")
 
@@ -186,6 +188,57 @@ def test_files_with_other_names_are_left_out(tmp_path: Path) -> None:
     assert read_all(reader) == recorded.events()
     assert reader.next_event() == recorded.events()[-1]["event"] + 1
     assert reader.first_events()[0] == 1
+
+
+@pytest.mark.timeout(60)
+def test_links_that_lead_to_no_file_are_left_out(tmp_path: Path) -> None:
+    """Fixed: a broker's thread looked for such a file for ever, and the deletion of old history failed."""
+    recorded = make(4)
+    write(tmp_path, recorded).close()
+    exported = len(list(export_closed_files(tmp_path)))
+    (tmp_path / "0000000000000003.history").symlink_to("away")
+    (tmp_path / "7fffffffffffffff.history").symlink_to("7fffffffffffffff.history")
+    (day,) = (tmp_path / "events").iterdir()
+    (day / "0000000000000002.parquet").symlink_to("away")
+    (day / "0000000000000004.parquet").symlink_to("0000000000000004.parquet")
+    for name in ("date=1969-01-01", "date=1969-01-02"):
+        (day.parent / name).symlink_to("date=1969-01-02")
+    reader = PieceReader(tmp_path, parquet_piece)
+    assert read_all(reader) == recorded.events()
+    assert reader.next_event() == recorded.events()[-1]["event"] + 1
+    assert read_all(PieceReader(tmp_path, parquet_piece), 2) == recorded.events()[2:]
+    for folder in (tmp_path, tmp_path.parent):
+        # The growing file, and the exported ones.
+        assert len(_list_folder(folder)) == 1 + exported
+    assert len(delete_old_files(tmp_path, bytes_max=0)) == exported
+
+
+def test_link_to_a_history_file_is_read(tmp_path: Path) -> None:
+    recorded = make(4)
+    write(tmp_path, recorded).close()
+    path = history_files(tmp_path)[1]
+    path.rename(tmp_path / "moved")
+    path.symlink_to("moved")
+    assert read_all(PieceReader(tmp_path)) == recorded.events()
+
+
+def test_parquet_file_that_is_deleted_since_it_was_listed_has_no_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: retention in just this moment ended a query that goes on without deleted events."""
+    write(tmp_path, make(4)).close()
+    list(export_closed_files(tmp_path))
+    monkeypatch.setattr("truenext.history.parquet_piece.parquet_files", lambda *_: [tmp_path / "away.parquet"])
+    assert parquet_piece(tmp_path, "0000000000000001", 1, True) == (1, b"")
+
+
+def test_damaged_parquet_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path, make(4)).close()
+    list(export_closed_files(tmp_path))
+    for path in tmp_path.glob("events/*/*.parquet"):
+        path.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(HistoryError, match=r"the history cannot be read: .*Parquet"):
+        FolderHistory(tmp_path).piece(0)
 
 
 def test_parquet_is_read_by_another_process_without_causes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from truenext.engine.writing.event_log import EventLog
 from truenext.errors import HistoryError
 from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files, write_by_date
 from truenext.history.exporter import HistoryExporter
-from truenext.history.files import chunk_at, chunks_of_file, history_files
+from truenext.history.files import chunk_at, chunks_of_file, history_files, parquet_files
 from truenext.history.table import arrow_table_of
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, OLDEST_HISTORY_VERSION, EventKind
@@ -124,6 +124,22 @@ def test_old_history_goes_first_by_age_then_by_size(long_history: RecordedEngine
     assert delete_old_files(tmp_path, bytes_max=size) == capacity[:1]
     assert delete_old_files(tmp_path, bytes_max=0) == capacity[1:]
     assert len(history_files(tmp_path)) == 1
+
+
+def test_days_of_one_file_are_deleted_together_or_not_at_all(long_history: RecordedEngine, tmp_path: Path) -> None:
+    """Fixed: with the first of two days gone, readers took the events of both for kept."""
+    list(export_closed_files(tmp_path))
+    first, second, *_ = files = sorted((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))
+    new = tmp_path / EVENTS_FOLDER / "date=2999-01-01"
+    new.mkdir()
+    for path in files[2:]:
+        path.rename(new / path.name)
+    later = new / first.name
+    later.write_bytes(first.read_bytes())
+    assert delete_old_files(tmp_path) == [second]
+    assert first.exists() and later.exists()
+    size = sum(path.stat().st_size for path in parquet_files(tmp_path))
+    assert delete_old_files(tmp_path, bytes_max=size - 1) == [first, later]
 
 
 def test_a_process_exports_what_has_ended_and_deletes_what_is_too_much(

@@ -17,8 +17,10 @@ from tests.drawing import one_of
 from tests.spark.histories import Event, RandomHistory, joined
 from tests.spark.plain import outcomes_of
 from tests.spark.test_audit import AUDITS, STUCK_SECONDS
+from truenext.spark.audit import section_plan
 from truenext.spark.audit.audit import audit
-from truenext.spark.audit.section_plan import Grain, queue_sections
+from truenext.spark.audit.broker_numbers import NUMBER_BITS
+from truenext.spark.audit.section_plan import Grain, Section
 
 Frame = Callable[[list[Event]], DataFrame]
 SIZES = (3, 10, 40)
@@ -74,7 +76,7 @@ def test_section_of_a_queue_has_as_many_events_as_messages_wait() -> None:
     grains = [Grain("q", number, 10, arrivals=10, ends=0, paused=0, resumed=0) for number in range(10)]
     grains += [Grain("q", number, 10, arrivals=5, ends=5, paused=0, resumed=0) for number in range(10, 30)]
     grains += [Grain("q", number, 10, arrivals=0, ends=10, paused=0, resumed=0) for number in range(30, 40)]
-    sections = [*queue_sections(grains, 4, section_events=20)]
+    sections = [*section_plan.queue_sections(grains, 4, section_events=20)]
     assert [(each.first, each.arrivals, each.ticks) for each in sections] == [
         (0, 0, 0),
         (2 << 4, 20, 20),
@@ -86,12 +88,56 @@ def test_section_of_a_queue_has_as_many_events_as_messages_wait() -> None:
 
 def test_sections_of_a_queue_without_backlog_have_the_least_number_of_events() -> None:
     grains = [Grain("q", number, 10, 5, 5, paused=number == 2, resumed=0) for number in range(0, 20, 2)]
-    sections = [*queue_sections(grains, 0, section_events=25)]
+    sections = [*section_plan.queue_sections(grains, 0, section_events=25)]
     assert [each.ticks for each in sections] == [0, 30, 60]
     assert all(after.first > before.first for before, after in pairwise(sections))
     assert [each.paused for each in sections] == [0, 1, 1]
 
 
+def test_sections_are_as_short_as_their_backlogs_allow() -> None:
+    for seed in range(50):
+        numbers = random.Random(seed)
+        waves = numbers.choices([(10, 0), (0, 10), (5, 5)], [seed % 3, 1, 1], k=60)
+        grains = [Grain("q", number, sum(wave), *wave, 0, 0) for number, wave in enumerate(waves)]
+        # At the beginning of each grain, and at the end. More messages may go than the history knows of.
+        backlogs = [0]
+        for arrivals, ends in waves:
+            backlogs.append(max(backlogs[-1] + arrivals - ends, 0))
+        firsts = [0]
+        for at in range(1, 60):
+            events, rest = 10 * (at - firsts[-1]), 10 * (60 - at)
+            if events >= max(20, *backlogs[firsts[-1] : at + 1]) and rest > max(20, backlogs[at]) // 2:
+                firsts.append(at)
+        assert [each.first for each in section_plan.queue_sections(grains, 0, section_events=20)] == firsts
+
+
+def test_section_has_the_last_pause_and_the_last_end_of_one_before_it() -> None:
+    grains = [Grain("q", number, 10, 5, 5, 7 * (number == 1), 9 * (number == 1)) for number in range(6)]
+    sections = [*section_plan.queue_sections(grains, 0, section_events=10)]
+    assert [(each.paused, each.resumed) for each in sections] == [(0, 0), (0, 0), (7, 9), (7, 9), (7, 9), (7, 9)]
+
+
+def test_table_of_a_plan_has_the_section_of_each_event_once() -> None:
+    bits, limits = 2, [(5, 39), (1, 22)]
+    first = 1 << NUMBER_BITS
+    sections = [
+        Section(queue, event, 0, 0, 0, 0)
+        for queue, event in (("0:a", 0), ("0:a", 16), ("0:b", 0), ("1:c", 0), ("1:c", first + 8), ("1:c", first + 12))
+    ]
+    brokers = {"0:a": 0, "0:b": 0, "1:c": 1}
+    grains = {queue: section_plan._all_grains(limits[broker], broker, bits) for queue, broker in brokers.items()}
+    rows = section_plan._table(sections, grains, bits).to_pylist()
+    found = {(row["queue"], row["grain"]): row["section"] for row in rows}
+    assert len(found) == len(rows)
+    expected = {}
+    for queue, broker in brokers.items():
+        for event in range(limits[broker][0], limits[broker][1] + 2):
+            number = event + (broker << NUMBER_BITS)
+            before = [at for at, each in enumerate(sections) if each.queue == queue and each.first <= number]
+            expected[queue, number >> bits] = before[-1]
+    assert found == expected
+
+
 def test_rest_of_a_queue_that_is_short_belongs_to_its_last_section() -> None:
     grains = [Grain("q", number, 10, 5, 5, 0, 0) for number in range(5)]
-    assert [each.ticks for each in queue_sections(grains, 0, section_events=20)] == [0, 20]
+    assert [each.ticks for each in section_plan.queue_sections(grains, 0, section_events=20)] == [0, 20]

@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from copy import deepcopy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dying_with_us
 from tests.spark.queues import read_events
@@ -26,6 +28,7 @@ from truenext.flows import events as written
 from truenext.flows.model import flow_of
 from truenext.history.stage_files import FORMAT, stage_files
 from truenext.spark.schema import EVENTS
+from truenext.spark.stages.flows import flows
 from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
 from truenext.spark.waterfalls import recorded_flows, waterfalls_html
@@ -340,3 +343,31 @@ def test_a_truncated_line_is_left_out(tmp_path: Path, spark: SparkSession) -> No
         '{"kind":"closed","process":"p","number":1,"at":1}\n{"kind":"started","proc'
     )
     assert [row["number"] for row in read_stage_events(spark, [tmp_path]).collect()] == [1]
+
+
+@pytest.mark.alternates("audits of stages")
+def test_message_that_a_job_of_spark_rejects_is_given_up(spark: SparkSession) -> None:
+    """Fixed: it counted as ended, as the job had acknowledged it before."""
+    at = datetime(2026, 11, 21, tzinfo=UTC)
+    rows = [
+        # Rejected by a job, answered by a job, rejected by a service and redriven to one that was killed.
+        ("f1", "m1", "acknowledged", "rejected", True),
+        ("f2", "m2", "acknowledged", "completed", True),
+        ("f3", "m3", "acknowledged", "rejected", None),
+        # Rejected by a job, and handled by a service that has the message since then.
+        ("f4", "m4", "acknowledged", "rejected", True),
+        ("f4", "m4", "acknowledged", "completed", None),
+    ]
+    names = "flow string, message string, end_kind string, outcome string, taken boolean"
+    joined = spark.createDataFrame(rows, names).withColumns(
+        {
+            "trace": F.col("flow"),
+            "started_at": F.lit(at),
+            "ended_at": F.lit(at),
+            "accepted_at": F.lit(at),
+            "accepted_ms": F.lit(None).cast("bigint"),
+            "given_up_for": F.when(F.col("outcome") == "rejected", "rejected"),
+        }
+    )
+    found = flows(joined).select("flow", "given_up", "in_progress").orderBy("flow").collect()
+    assert [tuple(each) for each in found] == [("f1", 1, 0), ("f2", 0, 0), ("f3", 0, 0), ("f4", 0, 0)]

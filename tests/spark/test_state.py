@@ -6,6 +6,7 @@ TRUENEXT_SEED=7 pytest tests/spark/test_state.py          the same histories aga
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -29,6 +30,7 @@ from tests.spark.test_cuts import EXAMPLES, random_history, seeds
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import audit
 from truenext.spark.audit.command import run_audit
+from truenext.spark.audit.continued import write_part
 from truenext.spark.audit.model import EventCode, Finding
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.resume import SavedAudit
@@ -141,7 +143,7 @@ def judge_by_spark(
     found = []
     for number, known in enumerate(pieces(events, cuts)):
         history = frame(known)
-        assert saved is None or saved.has_new_events(history, None)
+        assert saved is None or saved.has_new_events(history)
         results = audit(history, stuck_seconds=STUCK_SECONDS, goes_on=True, saved=saved, section_events=section_events)
         found.append(listed(results.tables))
         assert results.next is not None
@@ -237,10 +239,8 @@ def test_state_of_another_broker_is_refused_by_name(frame: Frame) -> None:
         audit(frame(other), goes_on=True, saved=saved)
     for wrong in (history[:50], [each | {"run": 0} for each in history], late(history)):
         with pytest.raises(HistoryError, match="does not go on from event 60"):
-            saved.has_new_events(frame(wrong), None)
-    assert not saved.has_new_events(frame(history[:60]), None)
-    with pytest.raises(ConfigurationError, match="an audit of all queues"):
-        saved.has_new_events(frame(history), "orders")
+            saved.has_new_events(frame(wrong))
+    assert not saved.has_new_events(frame(history[:60]))
 
 
 def late(history: list[Event]) -> list[Event]:
@@ -266,6 +266,56 @@ def test_state_is_used_by_one_audit_at_a_time(tmp_path: Path, monkeypatch: pytes
         run_audit([tmp_path], state=tmp_path)
     with StateFolder.locked(tmp_path) as state:
         assert state.read() is None
+
+
+@pytest.mark.parametrize(
+    ("folders", "queue", "error"),
+    [
+        (("one",), "orders", "the state is that of an audit of all queues: audit the same"),
+        (("one",), None, None),
+        (("one", "two"), None, "exactly one broker: .* has 2"),
+        ((), None, "no history in"),
+    ],
+)
+def test_another_queue_or_number_of_histories_is_refused_before_spark_starts(
+    folders: tuple[str, ...], queue: str | None, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: it took the start of Spark to see that."""
+    monkeypatch.setattr("truenext.spark.audit.command._start", None)
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in folders:
+        (data / name / "history").mkdir(parents=True)
+        (data / name / "history" / "0000000000000001.history").touch()
+    with StateFolder.locked(tmp_path / "state") as folder:
+        folder.cut_folder(11).mkdir()
+        folder.write(STATE)
+    # Without a fault the start of Spark is next.
+    with pytest.raises(ConfigurationError if error else TypeError, match=error or "NoneType"):
+        run_audit([data], state=tmp_path / "state", queue=queue)
+
+
+def test_rows_of_a_table_are_durable_before_the_state_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed: after a power cut the state could be there, and the findings that it had counted not."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+
+    def write(_table: object, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "part.parquet").touch()
+
+    monkeypatch.setattr("truenext.spark.audit.continued.write_table", write)
+    write_part(object(), tmp_path, "lost", 7)  # type: ignore[arg-type]
+    paths = ("lost/first_event=7/part.parquet", "lost/first_event=7", "lost", "")
+    assert synced == [str(tmp_path / path) for path in paths]
+    synced.clear()
+    # An audit that was killed had rows, and the one that judges these events again has none.
+    write_part(None, tmp_path, "lost", 7)
+    assert not [*(tmp_path / "lost").iterdir()]
+    with StateFolder.locked(tmp_path / "state") as folder:
+        name = folder.name()
+        assert synced == [str(tmp_path / "state" / "name.unfinished"), str(tmp_path / "state")]
+        assert folder.name() == name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -502,6 +502,33 @@ def test_large_answers_in_flight_are_limited_and_the_next_wait_until_those_are_s
     for session in (*sessions[3:5], sessions[6]):
         queue.requests.on_all_sent(session)
     assert not queue.requests.in_flight
+
+
+def test_answers_that_are_made_elsewhere_are_begun_only_while_none_waits_to_be_sent() -> None:
+    """Fixed: clients that asked for pieces of the history, and read none, filled the broker's memory with them."""
+    queue = RequestQueue()
+    begun: list[Callable[[bytes], None]] = []
+    sessions = [ConnectionState(str(number)) for number in range(6)]
+    for session in sessions:
+        request = ControlRequest("history", b"", parse_address("/temp-queue/a", session.id), "1")
+        queue.requests.add_other(session, request, begun.append)
+    piece = bytes(ANSWERS_IN_FLIGHT_BYTES_MAX // 2)
+    for number in range(3):
+        assert not begun[number:]
+        queue.slices.run_slice()
+        begun[number](piece)
+    queue.slices.run_slice()
+    assert (len(begun), len(queue.replies)) == (3, 2), "the third waits, and the fourth is not begun"
+    queue.requests.connection_closed(sessions[3])
+    assert queue.requests.pending_count(sessions[3]) == 0
+    queue.requests.connection_closed(sessions[2])
+    queue.slices.run_slice()
+    begun[3](piece)
+    assert (len(begun), len(queue.replies)) == (4, 2)
+    queue.requests.on_all_sent(sessions[0])
+    queue.slices.run_slice()
+    begun[4](b"")
+    assert [session for session, _, _ in queue.replies] == ["0", "1", "4", "5"]
 
 
 def test_answer_above_the_limit_in_flight_is_sent_alone_and_small_answers_never_wait() -> None:

@@ -24,6 +24,9 @@ from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSW
 AnswerGenerator = Generator[None, None, bytes]
 """Generator that makes an answer in steps, and returns it as JSON."""
 
+Begin = Callable[[Callable[[bytes], None]], object]
+"""Function that begins to make an answer elsewhere, and gets the function that sends it."""
+
 _Key = tuple[str, ConnectionState | None, bytes]
 """Key of an answer: its name, which is usually the verb; the connection that the answer is about (None: the whole
 broker); the body of the requests, empty if the answer does not depend on it."""
@@ -68,6 +71,10 @@ class ControlRequests:
         self._reply = reply
         self._waiting: dict[_Key, list[tuple[ConnectionState, ControlRequest]]] = {}
         """Requests whose answer is not started yet."""
+        self._others: deque[tuple[ConnectionState, ControlRequest, Begin]] = deque()
+        """Requests whose answer is made elsewhere, and not begun yet."""
+        self._is_other_made = False
+        """True while such an answer is made."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
         """Answers that are made and not sent yet."""
@@ -103,20 +110,31 @@ class ControlRequests:
             self._waiting[key] = [(session, request)]
             self._sliced_work.add(self._make_answer(key))
 
-    def add_other(
-        self, session: ConnectionState, request: ControlRequest, begin: Callable[[Callable[[bytes], None]], object]
-    ) -> None:
+    def add_other(self, session: ConnectionState, request: ControlRequest, begin: Begin) -> None:
         """Add a request whose answer is made elsewhere. `begin` is called after all other work, with the function that
-        sends the answer.
+        sends the answer, which must be called in any case. While an answer waits for clients to read others, none is
+        begun: so at most one of these answers is in memory besides those in flight.
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
         self._count_request(session, request)
-        self._sliced_work.add(self._begin(partial(begin, partial(self._answer, session, request))))
+        self._others.append((session, request, begin))
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        if self._others and not self._is_other_made and not self._finished:
+            self._is_other_made = True
+            session, request, begin = self._others.popleft()
+            self._sliced_work.add(self._begin(partial(begin, partial(self._end_other, session, request))))
 
     def _begin(self, begin: Callable[[], object]) -> Steps:
         begin()
         yield
+
+    def _end_other(self, session: ConnectionState, request: ControlRequest, body: bytes) -> None:
+        self._is_other_made = False
+        self._answer(session, request, body)
+        self._begin_next()
 
     def _count_request(self, session: ConnectionState, request: ControlRequest) -> None:
         """Raises: RemoteProtocolError if the connection waits for too many answers"""
@@ -149,6 +167,7 @@ class ControlRequests:
                 return
             self._finished.popleft()
             self._send(session, request, body)
+        self._begin_next()
 
     def _send(self, session: ConnectionState, request: ControlRequest, body: bytes) -> None:
         self._count_answered(session)
@@ -170,9 +189,11 @@ class ControlRequests:
 
     def connection_closed(self, session: ConnectionState) -> None:
         """Drop the answers of a closed connection."""
-        for one in [one for one in self._finished if one[0] is session]:
-            self._finished.remove(one)
-            self._count_answered(session)
+        for waiting in (self._finished, self._others):
+            for one in [one for one in waiting if one[0] is session]:
+                waiting.remove(one)  # type: ignore[arg-type]
+                self._count_answered(session)
+        self._begin_next()
         self._received(session)
 
     def _received(self, session: ConnectionState) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from truenext.errors import Code, HistoryError, RemoteProtocolError
+from truenext.errors import Code, RemoteProtocolError
 from truenext.history.pieces import PieceReader
 from truenext.model.commands import decode_client_json
 from truenext.model.events import EVENT_MAX
@@ -83,17 +83,18 @@ class HistoryRequests:
                 Code.CONTROL_REQUEST,
             )
 
-    def make_piece(self, after: int | None, *, with_causes: bool) -> HistoryPiece:
+    def make_piece(self, after: int | None, next_event: int, *, with_causes: bool) -> HistoryPiece:
         """Show the events behind an event, in a piece of some hundred KiB or more. Without the right `admin` each cause
         of a failure is an empty text."""
-        reader, next_event = self._reader, self._next_event()
+        reader = self._reader
         assert reader is not None, "`require` was called"
         try:
             if after is None:
                 first = next(iter(reader.first_events()), 0)
                 return HistoryPiece(self.identity, first, next_event, next_event, False, b"")
             piece = reader.read(after, with_causes=with_causes)
-        except (HistoryError, OSError) as error:
+        except Exception as error:
+            # Whatever an operator has put there: the client needs an answer, and others wait for theirs.
             return HistoryPiece(self.identity, 0, 0, next_event, False, b"", str(error) or repr(error))
         # The piece may have events that happened after `next_event` was read. Without events its end says nothing.
         next_event = max(next_event, piece.end) if piece.content else next_event
@@ -101,9 +102,11 @@ class HistoryRequests:
 
     def begin(self, after: int | None, on_made: Callable[[bytes], object], *, with_causes: bool) -> None:
         """Make the answer on the thread, and then call `on_made` with it."""
+        # The thread could see the log of events between two steps, and a number that was passed before.
+        next_event = self._next_event()
 
         def make_answer() -> bytes:
-            return msgspec.json.encode(self.make_piece(after, with_causes=with_causes))
+            return msgspec.json.encode(self.make_piece(after, next_event, with_causes=with_causes))
 
         def on_done(done: Future[bytes]) -> None:
             if not done.cancelled():

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
 from truenext.history.files import EVENTS_FOLDER as EVENTS_FOLDER
-from truenext.history.files import chunks_of_file, history_files
+from truenext.history.files import PARQUET_SUFFIX, chunks_of_file, history_files, parquet_files
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def export_all(folder: Path, target: Path) -> list[Path]:
     """
     files: dict[str, list[Path]] = {}
     paths = history_files(folder)
-    for file in (folder / EVENTS_FOLDER).glob("date=*/*.parquet"):
+    for file in parquet_files(folder):
         files.setdefault(file.stem, []).append(file)
     for path in paths:
         # A file that the broker exported since the listing is among the Parquet files, or no longer here.
@@ -78,7 +78,7 @@ def export_all(folder: Path, target: Path) -> list[Path]:
             with suppress(FileNotFoundError):
                 write_by_date(_read_table(path), target, path.stem)
                 source = target
-            files[path.stem] = list(source.glob(f"date=*/{path.stem}.parquet"))
+            files[path.stem] = list(source.glob(f"date=*/{path.stem}{PARQUET_SUFFIX}"))
     return [file for stem in sorted(files) for file in sorted(files[stem])]
 
 
@@ -108,25 +108,34 @@ def delete_old_files(
     """Delete history older than `days_max` days, and the oldest files beyond `bytes_max` bytes. The history file that
     still grows is never deleted. Returns the paths of the deleted files.
 
-    The age of a history file is the time since it was last written.
+    The age of a history file is the time since it was last written. Parquet files of one name have the days of one
+    history file, and go together: a reader takes the number in the name for that of the first event that is there.
     """
-    files = [*sorted((folder / EVENTS_FOLDER).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
-    stats = {path: path.stat() for path in files}
+    days: dict[str, list[Path]] = {}
+    for path in parquet_files(folder):
+        days.setdefault(path.stem, []).append(path)
+    groups = [*days.values(), *([path] for path in history_files(folder)[:-1])]
+    sizes = {path: path.stat().st_size for group in groups for path in group}
     first = datetime.now(UTC) - timedelta(days=days_max)
-    first_day = f"date={first:%Y-%m-%d}"
-    too_much = sum(stat.st_size for stat in stats.values()) - bytes_max
+    too_much = sum(sizes.values()) - bytes_max
     deleted = []
-    for path, stat in stats.items():
-        is_parquet = path.parent.name.startswith("date=")
-        is_old = path.parent.name < first_day if is_parquet else stat.st_mtime < first.timestamp()
-        if not is_old and too_much <= 0:
+    for group in groups:
+        if too_much <= 0 and not all(_is_before(path, first) for path in group):
             continue
-        path.unlink()
-        too_much -= stat.st_size
-        deleted.append(path)
-        if is_parquet and not any(path.parent.iterdir()):
-            path.parent.rmdir()
+        for path in group:
+            path.unlink()
+            too_much -= sizes[path]
+            deleted.append(path)
+            if path.suffix == PARQUET_SUFFIX and not any(path.parent.iterdir()):
+                path.parent.rmdir()
     return deleted
+
+
+def _is_before(path: Path, first: datetime) -> bool:
+    """Return whether all events of a file happened before a time: of a Parquet file by its day."""
+    if path.suffix == PARQUET_SUFFIX:
+        return path.parent.name < f"date={first:%Y-%m-%d}"
+    return path.stat().st_mtime < first.timestamp()
 
 
 def try_to_delete_old_files(folder: Path, bytes_max: int, days_max: int) -> None:

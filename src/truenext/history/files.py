@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from truenext.model.events import (
 )
 
 SUFFIX = ".history"
+PARQUET_SUFFIX = ".parquet"
 
 EVENTS_FOLDER = "events"
 """Name of the folder with the Parquet files, inside the history's folder."""
@@ -57,11 +59,33 @@ def history_files(folder: Path) -> list[Path]:
 
     Raises: OSError if the folder cannot be read
     """
+    return _files(folder, SUFFIX)
+
+
+def parquet_files(folder: Path, name: str = "") -> list[Path]:
+    """Return the Parquet files of a history, by day: all, or those that were made of the history file `name`, which is
+    without its suffix.
+
+    Raises: OSError if a folder cannot be read
+    """
+    days = (day for day in sorted((folder / EVENTS_FOLDER).glob("date=*")) if day.is_dir())
+    found = (path for day in days for path in _files(day, PARQUET_SUFFIX))
+    return [path for path in found if not name or path.stem == name]
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in a folder, in order. A link that leads to no file is left out."""
     try:
         # A glob would silently skip a folder that cannot be read.
-        return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
+        with os.scandir(folder) as entries:
+            return sorted(folder / each.name for each in entries if each.name.endswith(suffix) and _is_file(each))
     except FileNotFoundError:
         return []
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    # A path, other than an entry, takes a loop of links for no file.
+    return not entry.is_symlink() or Path(entry.path).is_file()
 
 
 def file_path(folder: Path, first_event: int) -> Path:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from truenext.history.files import EVENTS_FOLDER, history_files
+from truenext.history.files import history_files, parquet_files
 
 COPY_BYTES = 256 * 1024
 
@@ -54,7 +54,7 @@ class HeldHistory:
     def _parquet_files(self) -> Iterator[tuple[Path, str]]:
         """Yield path, and name in the folder, of the Parquet files with events before those of the newest file."""
         before = self._paths[-1].stem if self._paths else ""
-        for path in sorted((self._folder / EVENTS_FOLDER).glob("date=*/*.parquet")):
+        for path in parquet_files(self._folder):
             if path.stem < before:
                 yield path, str(path.relative_to(self._folder))
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
-from truenext.history.files import EVENTS_FOLDER
+from truenext.history.files import parquet_files
 from truenext.history.table import SCHEMA
 
 EVENTS_MAX = 100_000
@@ -30,8 +30,12 @@ def parquet_piece(folder: Path, stem: str, event: int, with_causes: bool) -> tup
 
     Raises: OSError if a file cannot be read
     """
-    files = sorted((folder / EVENTS_FOLDER).glob(f"date=*/{stem}.parquet"))
-    tables = [pq.read_table(path, filters=pc.field("event") >= event, partitioning=None) for path in files]
+    files = parquet_files(folder, stem)
+    try:
+        tables = [pq.read_table(path, filters=pc.field("event") >= event, partitioning=None) for path in files]
+    except FileNotFoundError:
+        # Deleted since they were listed, as all days of one name are: the next look at all files says so.
+        return event, b""
     if not tables:
         return event, b""
     # A day may begin with events of an earlier number, as the clock may be set back.

@@ -20,13 +20,13 @@ from typing import NamedTuple, Self
 
 from truenext.errors import HistoryError
 from truenext.history.files import (
-    EVENTS_FOLDER,
     HistoryChunk,
     check_file_header,
     chunk_at,
     count_events,
     history_files,
     next_chunk,
+    parquet_files,
 )
 from truenext.model.checksum import crc32
 from truenext.model.events import BLOCK, BROKER, CHECKSUM, CHUNK, FILE, STARTS_FILE, EventKind, event_bytes
@@ -159,7 +159,7 @@ class PieceReader:
         """Return the number of the first event of each file, in order. A file has no event of a later file."""
         # In this order: a file that becomes Parquet meanwhile is in one of the two lists at least.
         paths = self._history_paths()
-        parquet = _numbered((self._folder / EVENTS_FOLDER).glob("date=*/*.parquet"))
+        parquet = _numbered(parquet_files(self._folder))
         numbers = sorted({*paths, *parquet})
         self._first = numbers[0] if numbers else 0
         return numbers

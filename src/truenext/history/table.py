@@ -44,6 +44,15 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 _Array = np.ndarray[Any, Any]
 
 
+def with_all_columns(table: pa.Table) -> pa.Table:
+    """Return the events of a Parquet file with the columns of SCHEMA. Those that an earlier version lacks are null."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in SCHEMA
+    ]
+    return pa.table(columns, schema=SCHEMA)
+
+
 def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     """Return a table with one row for each event, in order. `chunks` are all chunks of one file: a file has the names
     of its queues."""

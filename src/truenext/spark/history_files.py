@@ -25,9 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.history.files import EVENTS_FOLDER, SUFFIX, chunks_of, history_files
+from truenext.history.files import EVENTS_FOLDER, PARQUET_SUFFIX, SUFFIX, chunks_of, history_files, parquet_files
 from truenext.history.schema import DATE
-from truenext.history.table import SCHEMA, arrow_table_of
+from truenext.history.table import arrow_table_of, with_all_columns
 from truenext.spark.paths import Location, escape_pattern, is_address, opening, path_to_read
 from truenext.spark.schema import EVENTS
 
@@ -54,9 +54,20 @@ def find_histories(spark: SparkSession, location: Location) -> list[HistoryFiles
     Raises: ConfigurationError if there are none, or Spark cannot open the address; OSError if a folder cannot be read
     """
     if is_address(location):
-        found = group_files(map(unquote, _list_address(spark, str(location))))
-    else:
-        found = group_files(map(str, _list_folder(Path(location).resolve())))
+        return _group(location, map(unquote, _list_address(spark, str(location))))
+    return find_local_histories(Path(location))
+
+
+def find_local_histories(folder: Path) -> list[HistoryFiles]:
+    """Return the files of each history in a folder, or below.
+
+    Raises: ConfigurationError if there are none; OSError if a folder cannot be read
+    """
+    return _group(folder, map(str, _list_folder(folder.resolve())))
+
+
+def _group(location: Location, paths: Iterable[str]) -> list[HistoryFiles]:
+    found = group_files(paths)
     if not found:
         raise ConfigurationError(
             f"no history in {location}: neither it nor the folders below have *{SUFFIX} or Parquet files. The broker "
@@ -93,11 +104,15 @@ def _broker_folder(path: str) -> str:
 def _list_folder(folder: Path) -> list[Path]:
     for history in (folder / HISTORY_FOLDER, folder):
         # Before the Parquet files: a file that the broker exports meanwhile is in both lists, not in none.
-        found = [*history_files(history), *(history / EVENTS_FOLDER).glob("date=*/*.parquet")]
+        found = [*history_files(history), *parquet_files(history)]
         if found:
             return found
-    below = [*folder.glob(f"**/*{SUFFIX}"), *folder.glob("**/*.parquet")]
-    return [path for path in below if not any(part.startswith(ASIDE) for part in path.relative_to(folder).parts)]
+    below = [*folder.glob(f"**/*{SUFFIX}"), *folder.glob(f"**/*{PARQUET_SUFFIX}")]
+    return [
+        path
+        for path in below
+        if path.is_file() and not any(part.startswith(ASIDE) for part in path.relative_to(folder).parts)
+    ]
 
 
 # ---- Reading ----
@@ -147,25 +162,13 @@ def _decode_file(path: Path) -> pa.Table:
     try:
         return arrow_table_of(chunks_of(path.read_bytes(), path))
     except FileNotFoundError as error:
-        exported = sorted((path.parent / EVENTS_FOLDER).glob(f"date=*/{path.stem}.parquet"))
+        exported = parquet_files(path.parent, path.stem)
         if not exported:
             raise HistoryError(
                 f"{path} is not there any more, or not on this machine: the machines of a cluster need the history at "
                 "the same path; if retention has deleted the file meanwhile, start the audit again"
             ) from error
-        return pa.concat_tables(map(_read_exported, exported))
-
-
-def _read_exported(path: Path) -> pa.Table:
-    """Return the events of a Parquet file that the broker has made. An earlier version has fewer columns."""
-    table = pq.ParquetFile(path).read()
-    return pa.table(
-        [
-            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-            for field in SCHEMA
-        ],
-        schema=SCHEMA,
-    )
+        return pa.concat_tables(with_all_columns(pq.ParquetFile(each).read()) for each in exported)
 
 
 _OF_TASK = re.compile(r"^\s*truenext\.errors\.HistoryError: (.+)$", re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,27 @@ def write_table(table: DataFrame, location: Location) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         pq.write_table(table.toArrow(), folder / "part-00000.parquet")
+
+
+def make_durable(folder: Path) -> None:
+    """Sync a folder, the files in it, and its name.
+
+    Raises: OSError if the disk fails
+    """
+    for path in (*folder.iterdir(), folder, folder.parent):
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Make a file or folder durable.
+
+    Raises: OSError if the disk fails
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_local(spark: SparkSession) -> bool:

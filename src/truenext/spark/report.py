@@ -33,6 +33,8 @@ TABLES = {
     "gaps": "Gaps",
     "differences": "Differences between the folders of one broker",
 }
+SHOWN_ROWS_MAX = 200_000
+"""Largest number of rows of a table that are read for a page. The Parquet files have all rows."""
 MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
 

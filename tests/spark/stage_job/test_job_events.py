@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
+import pytest
 from pyspark.sql import Row
 
 from truenext.flows.events import decode_lines
+from truenext.history.stage_files import stage_files
+from truenext.spark.stage_job import events
 from truenext.spark.stage_job.events import write_events
 
 ROW = {
@@ -43,3 +48,16 @@ def test_recorded_requests_are_executions_from_the_beginning_of_the_batch_to_its
     assert [event.kind for event in events] == ["opened", "started", "completed", "started", "rejected", "closed"]
     assert [event.number for event in events] == [0, 1, 2, 3, 4, 5]
     assert [(each.at, each.total_us) for each in events[1:3]] == [(2_000_000, None), (2_000_500, 500)]
+
+
+def test_batch_that_is_repeated_has_one_file_also_beside_one_with_the_same_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: of two batches with the same 32 bits of a hash, as of a million some have, the second had no events."""
+    monkeypatch.setattr(events, "blake2b", lambda *_, **__: SimpleNamespace(hexdigest=lambda: "0badcafe"))
+    for batch in (1, 2, 1, 2):
+        write_events(tmp_path, f"spark query 7 batch {batch}", [], 1_000_000 * batch, 1_500_000 * batch)
+    (tmp_path / "0000000000000badcafe-000001.jsonl").write_bytes(b"torn")
+    write_events(tmp_path, "spark query 7 batch 2", [], 9_000_000, 9_500_000)
+    first = [path.read_bytes().splitlines()[0] for path in stage_files(tmp_path)[1:]]
+    assert [msgspec.json.decode(each)["instance"][-1] for each in first] == ["1", "2"]

@@ -32,7 +32,7 @@ from truenext.spark.audit.broker_numbers import (
     with_brokers,
 )
 from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, JoinedHistories, join_histories
-from truenext.spark.audit.cut_rows import CutHistory, cut_rows
+from truenext.spark.audit.cut_rows import CutHistory, cut_rows, with_beginnings
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
@@ -150,7 +150,8 @@ def audit_brokers(
         stuck_limit = int(stuck_seconds * 1e6)
         if plan is not None:
             of_cut_queues = plan.of_cut_queues(history.of_queues)
-            cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, mark_rows_of_all)
+            marks_of_cuts = with_beginnings(mark_rows_of_all, history.limits)
+            cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
             sweep_rows = _in_sections(rows, cut_history, found, stuck_limit, stop)
         elif stop is not None:
             sweep_rows = _from_cut(rows, saved, history, (commit_table, proofs), stuck_limit, stop)

@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from truenext.errors import ConfigurationError
 from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, BrokerVerdict, audit_brokers, timed
 from truenext.spark.audit.brokers import FolderHistory
-from truenext.spark.audit.continued import audit_since_state, check_tables
+from truenext.spark.audit.continued import audit_since_state, check_tables, one_history
 from truenext.spark.audit.run_names import run_names
 from truenext.spark.audit.state import StateFolder
-from truenext.spark.history_files import errors_of_tasks, find_histories, read_files
+from truenext.spark.history_files import errors_of_tasks, find_histories, find_local_histories, read_files
 from truenext.spark.output import write_table, write_to_address
 from truenext.spark.paths import Location, below, is_address, output_path, path_to_read, path_to_write
-from truenext.spark.report import AuditedHistory, comparison_page, write_comparison
+from truenext.spark.report import SHOWN_ROWS_MAX, AuditedHistory, comparison_page, write_comparison
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
 from truenext.spark.verdict import Verdict
@@ -27,9 +27,6 @@ from truenext.spark.verdict import Verdict
 PAGE = "report.html"
 SPARK_LOG = "spark.log"
 """Name of the file with Java's output, in the folder of the tables."""
-
-SHOWN_ROWS_MAX = 200_000
-"""Largest number of rows of a table that are read for the HTML page. The Parquet files have all rows."""
 
 
 def run_audit(
@@ -72,6 +69,9 @@ def audit_histories(
         since = since.replace(tzinfo=UTC)
     run_names(folders)
     _check((*folders, *stages), stuck_seconds, out)
+    for folder in folders:
+        if not is_address(folder):
+            find_local_histories(Path(folder))
     spark = _start(master, out)
     found = [files for folder in folders for files in find_histories(spark, folder)]
     names = run_names([files.folder for files in found])
@@ -128,7 +128,11 @@ def _run_from_state(
         out = Path(out)
         check_tables(out)
     with StateFolder.locked(state) as locked:
-        locked.read()
+        earlier = locked.read()
+        if earlier is not None:
+            earlier.check_queue(queue)
+        if not is_address(folders[0]):
+            one_history(folders[0], find_local_histories(Path(folders[0])))
         spark = _start(master, out)
         with errors_of_tasks():
             verdict = audit_since_state(

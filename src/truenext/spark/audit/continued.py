@@ -9,6 +9,7 @@ into the same folders.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +18,15 @@ import pandas
 from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import AuditResults, audit_brokers, timed
+from truenext.spark.audit.audit import audit_brokers, timed
 from truenext.spark.audit.brokers import FolderHistory
-from truenext.spark.audit.resume import SavedAudit
+from truenext.spark.audit.resume import SavedAudit, read_cut
 from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
-from truenext.spark.history_files import find_histories, read_files
-from truenext.spark.paths import path_to_read, path_to_write
-from truenext.spark.report import AuditedHistory, write_comparison
+from truenext.spark.history_files import HistoryFiles, find_histories, read_files
+from truenext.spark.output import make_durable, sync, write_table
+from truenext.spark.paths import Location, path_to_read
+from truenext.spark.report import SHOWN_ROWS_MAX, AuditedHistory, write_comparison
 from truenext.spark.verdict import FindingSummary, Verdict
-
-SHOWN_ROWS_MAX = 200_000
-"""Largest number of rows of a table that are read for a page. The Parquet files have all rows."""
 
 _PART = "first_event"
 """Column of the tables, and folder in them: number of the first event of an audit."""
@@ -52,14 +51,12 @@ def audit_since_state(
     be read, or does not go on from the state
     """
     earlier = state.read()
-    found = find_histories(spark, folder)
-    if len(found) > 1:
-        raise ConfigurationError(f"--state needs the history of exactly one broker: {folder} has {len(found):,}")
-    events, raw = read_files(spark, found[0])
-    history = FolderHistory(found[0].folder, events, found[0].folder, may_grow=raw is not None)
-    saved = None if earlier is None else SavedAudit(earlier, _read(spark, state.cut_folder(earlier.next_event)))
+    files = one_history(folder, find_histories(spark, folder))
+    events, raw = read_files(spark, files)
+    history = FolderHistory(files.folder, events, files.folder, may_grow=raw is not None)
+    saved = None if earlier is None else SavedAudit(earlier, read_cut(spark, state, earlier))
     try:
-        if saved is not None and not saved.has_new_events(events, queue):
+        if saved is not None and not saved.has_new_events(events):
             return Verdict(0, notes=("No event has come since the last audit.",))
         results = audit_brokers(
             [history], queue=queue, stuck_seconds=stuck_seconds, progress=progress, goes_on=True, saved=saved
@@ -70,12 +67,11 @@ def audit_since_state(
     following = results.next.state
     if out is not None:
         with timed(progress, "tables and pages"):
-            _write_tables(results, out, following.audits[-1])
+            for name, table in results.tables.items():
+                write_part(table, out, name, following.audits[-1].first_event)
             _write_pages(spark, str(folder), out, following)
     with timed(progress, "state"):
-        cut = state.cut_folder(following.next_event)
-        results.next.cut.write.mode("overwrite").parquet(path_to_write(cut.resolve()))
-        state.write(following)
+        results.next.save(state)
     results.unpersist()
     if raw is not None:
         raw.unpersist()
@@ -84,6 +80,16 @@ def audit_since_state(
 
 def _read(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.read.parquet(path_to_read(folder.resolve()))
+
+
+def one_history(location: Location, found: Sequence[HistoryFiles]) -> HistoryFiles:
+    """Return the only history that was found at a location.
+
+    Raises: ConfigurationError if there are several
+    """
+    if len(found) > 1:
+        raise ConfigurationError(f"--state needs the history of exactly one broker: {location} has {len(found):,}")
+    return found[0]
 
 
 def check_tables(out: Path) -> None:
@@ -97,10 +103,17 @@ def check_tables(out: Path) -> None:
         )
 
 
-def _write_tables(results: AuditResults, out: Path, part: AuditSummary) -> None:
-    for name, table in results.tables.items():
-        folder = out.resolve() / name / f"{_PART}={part.first_event}"
-        table.write.mode("overwrite").parquet(path_to_write(folder))
+def write_part(table: DataFrame | None, out: Path, name: str, first_event: int) -> None:
+    """Write the rows of a table that an audit has found, which began with an event, in place of those that it had
+    written before it was killed; None stands for no rows. They are durable afterwards, as the state is that says that
+    they are written."""
+    folder = out / name / f"{_PART}={first_event}"
+    if table is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    write_table(table, folder)
+    make_durable(folder)
+    sync(out)
 
 
 def _write_pages(spark: SparkSession, name: str, out: Path, state: AuditState) -> None:

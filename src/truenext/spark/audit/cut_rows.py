@@ -29,7 +29,7 @@ from truenext.model.events import PULLING
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import CutCode, QueueRow, SectionRow
 from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime
-from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
+from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
 from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
@@ -66,7 +66,7 @@ class CutHistory:
     commits: DataFrame
     proofs: DataFrame
     marks: Sequence[TimelineRow]
-    """Starts, gaps, and the ends of the brokers' histories, in order."""
+    """Starts, gaps, and the ends of the brokers' histories, in order, with the rows that `with_beginnings` adds."""
 
     def marks_of(self, queue: str) -> list[TimelineRow]:
         """Return the marks of the queue's broker."""
@@ -74,6 +74,15 @@ class CutHistory:
 
     def resets_of(self, queue: str) -> list[TimelineRow]:
         return [each for each in self.marks_of(queue) if each.code in RESETS]
+
+
+def with_beginnings(marks: Sequence[TimelineRow], limits: Sequence[tuple[int, int]]) -> list[TimelineRow]:
+    """Add a gap before each broker's history that begins in the middle of a run: what was before is not known, either.
+    `limits` are the first and the last event of each broker, by its own numbers."""
+    known = {each.event for each in marks}
+    firsts = (first + (number << NUMBER_BITS) for number, (first, _) in enumerate(limits))
+    gaps = (TimelineRow(first - 1, 0, EventCode.GAP, number=first - 1) for first in firsts if first not in known)
+    return sorted([*marks, *gaps], key=attrgetter("event"))
 
 
 def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
@@ -194,9 +203,9 @@ def _message_states(
     for queue, rows in _messages(batches):
         for cut, message in Lifetime(rows[0].sequence).states(rows, marks[queue], points[queue]):
             message.arrival, message.delivery = -message.arrival, -message.delivery
-            dispatch = message.subscription if message.state is MessageState.HELD else 0
             key = (queue, cuts[queue][cut], cut - 1, int(CutCode.MESSAGE))
-            found.append((*key, message.sequence, message.consumer, dispatch, encode(message)))
+            # The subscription is 0 unless the message is held.
+            found.append((*key, message.sequence, message.consumer, message.subscription, encode(message)))
         if len(found) >= BATCH_ROWS:
             yield _batch(found, CUT_SCHEMA)
             found = []

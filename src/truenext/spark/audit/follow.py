@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,15 @@ from truenext.client.core.credentials import Credentials
 from truenext.clock import monotonic
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
-from truenext.spark.audit.resume import SavedAudit
+from truenext.spark.audit.continued import write_part
+from truenext.spark.audit.resume import SavedAudit, read_cut
 from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
 from truenext.spark.history.places import read_events
-from truenext.spark.paths import path_to_read, path_to_write
+from truenext.spark.paths import path_to_write
 from truenext.spark.session import start
+from truenext.spark.sink.grants import check_grants
 from truenext.spark.sink.options import parse_options as parse_sink_options
 from truenext.spark.verdict import FindingSummary, Verdict
 
@@ -48,8 +49,6 @@ PROGRESS_SECONDS = 60.0
 TOLD_MAX = 100
 """Findings of a micro-batch that are told on standard error; the tables have all."""
 SPARK_LOG = "spark.log"
-_NAME = "name"
-"""File of the state with the name under which findings are sent to a queue."""
 _ERROR = re.compile(r"truenext\.errors\.\w+: (.*)")
 
 
@@ -82,10 +81,10 @@ class Following:
                 f"the state is that of the broker with the identity {earlier.store}, and this is {store}: name the "
                 "state of this broker, or an empty folder"
             )
-        if earlier is not None and earlier.queue != self.queue:
-            raise ConfigurationError("the state is that of an audit of another queue: name an empty folder")
+        if earlier is not None:
+            earlier.check_queue(self.queue)
         if self.report_to is not None:
-            parse_sink_options(self.report_to, is_streaming=False)
+            check_grants(parse_sink_options(self.report_to, is_streaming=False))
 
     def check_passed_over(self, start: int, end: int) -> None:
         """Check that no event from `start` to before `end` exists, for none of them is judged.
@@ -175,7 +174,7 @@ def run_follow(
         "certificate": credentials.certificate,
         "key": credentials.key,
     }
-    named = {"url": " ".join(urls), **{name: str(value) for name, value in login.items() if value is not None}}
+    named = {"url": ",".join(urls), **{name: str(value) for name, value in login.items() if value is not None}}
     following = Following(
         place={"path": str(folders[0].resolve())} if folders else named,
         out=out,
@@ -202,7 +201,7 @@ class Follower:
         self._spark = spark
         self._following = following
         self._folder = state
-        self._name = _name_in(folder)
+        self._name = state.name()
         self.state = state.read()
         """Judged history; None before the first micro-batch."""
         self.error: Exception | None = None
@@ -232,7 +231,7 @@ class Follower:
             self._following.check_passed_over(1 if saved is None else saved.state.next_event, first)
             following = self._following
             if saved is not None:
-                saved.has_new_events(events, following.queue)
+                saved.has_new_events(events)
             results = audit(
                 events,
                 queue=following.queue,
@@ -251,8 +250,7 @@ class Follower:
     def _saved(self) -> SavedAudit | None:
         if self.state is None:
             return None
-        cut = self._spark.read.parquet(path_to_read(self._folder.cut_folder(self.state.next_event).resolve()))
-        return _FollowedAudit(self.state, cut, self._earlier)
+        return _FollowedAudit(self.state, read_cut(self._spark, self._folder, self.state), self._earlier)
 
     def _keep(self, results: AuditResults) -> None:
         """Write the findings and the state, in this order, and then tell of the findings."""
@@ -260,16 +258,13 @@ class Follower:
         found = [name for name in TABLES if results.verdict.findings and results.tables[name].count()]
         state = results.next.state
         first = state.audits[-1].first_event
-        for name in found:
-            folder = self._following.out.resolve() / name / f"first_event={first}"
-            results.tables[name].write.mode("overwrite").parquet(path_to_write(folder))
+        for name in TABLES:
+            write_part(results.tables[name] if name in found else None, self._following.out, name, first)
         rows = self._rows(results, found)
         if rows is not None and self._following.report_to is not None:
             self._send(rows, state.last_event)
-        cut = self._folder.cut_folder(state.next_event)
-        results.next.cut.write.mode("overwrite").parquet(path_to_write(cut.resolve()))
         merged = structs.replace(state, audits=(merge(state.audits),))
-        self._folder.write(merged)
+        replace(results.next, state=merged).save(self._folder)
         self.state = merged
         self._tell(rows, results.verdict)
 
@@ -347,18 +342,6 @@ def verdict_of(state: AuditState | None) -> Verdict:
     found = merge(state.audits)
     findings = tuple(FindingSummary(kind, count, f"{kind}: {count:,}") for kind, (count, _) in found.findings.items())
     return Verdict(found.events, findings, found.notes)
-
-
-def _name_in(folder: Path) -> str:
-    """Return the name under which this state's findings are sent to a queue, once each."""
-    path = folder / _NAME
-    with suppress(FileNotFoundError):
-        if name := path.read_text().strip():
-            return name
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(f"audit-{secrets.token_hex(8)}\n")
-    unfinished.replace(path)
-    return path.read_text().strip()
 
 
 def _print(text: str) -> None:

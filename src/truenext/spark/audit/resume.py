@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from truenext.errors import ConfigurationError, HistoryError
+from truenext.errors import HistoryError
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.cut_rows import CUT_SCHEMA
 from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.runs import BLOCK_BITS
 from truenext.spark.audit.sections import RESETS
-from truenext.spark.audit.state import AuditState
+from truenext.spark.audit.state import AuditState, StateFolder
 from truenext.spark.audit.timeline import with_visibility
+from truenext.spark.output import write_table
+from truenext.spark.paths import path_to_read
 
 SAVED_COLUMNS = ("queue", "code", "sequence", "number", "persistent", "payload", "run", "batch")
 """Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. `run` and `batch`
@@ -36,17 +38,17 @@ class SavedAudit:
     cut: DataFrame
     """Rows of the cut after the last event of `state`, with SAVED_COLUMNS."""
 
-    def has_new_events(self, events: DataFrame, queue: str | None) -> bool:
+    def save(self, folder: StateFolder) -> None:
+        """Write the state, and its cut before."""
+        write_table(self.cut, folder.cut_folder(self.state.next_event))
+        folder.write(self.state)
+
+    def has_new_events(self, events: DataFrame) -> bool:
         """Return whether the `events` of a history have later ones than this state.
 
-        Raises: ConfigurationError if the state is of another queue; HistoryError if the history does not go on from it
+        Raises: HistoryError if the history does not go on from the state
         """
         state = self.state
-        if queue != state.queue:
-            what = "all queues" if state.queue is None else f"the queue {state.queue!r} alone"
-            raise ConfigurationError(
-                f"the state is that of an audit of {what}: audit the same, or name an empty folder"
-            )
         # Files before this event are not read.
         last = events.where(F.col("event") >= state.last_event).agg(
             F.max("event"),
@@ -128,6 +130,11 @@ class SavedAudit:
             queue.expected, queue.start_event = (0, 0), start.event
             queue.start_flags = start.number | (StartFlag.RECOVERED if is_recovered else 0)
         return SectionRow(self.state.last_event + 1, queue, NEVER, 0)
+
+
+def read_cut(spark: SparkSession, folder: StateFolder, state: AuditState) -> DataFrame:
+    """Return the rows of the cut after the last event of `state`, with SAVED_COLUMNS."""
+    return spark.read.parquet(path_to_read(folder.cut_folder(state.next_event).resolve()))
 
 
 _ROWS = pa.schema(

@@ -2,7 +2,9 @@
 
     STATE/lock             held by the audit that uses the folder
     STATE/state.json       AuditState
-    STATE/cut-NUMBER/      Parquet: the rows of the cut before the event NUMBER, with the columns SAVED_SCHEMA
+    STATE/cut-NUMBER/      Parquet: the rows of the cut before the event NUMBER, with the columns SAVED_COLUMNS
+    STATE/name             of `--follow`: name under which findings are sent to a queue
+    STATE/checkpoint/      of `--follow`: Spark's checkpoint of the query
 
 The cut is written first, and `state.json` renamed into place. So the folder always has the state of one audit.
 """
@@ -12,9 +14,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -22,11 +25,13 @@ import msgspec
 from truenext.errors import ConfigurationError
 from truenext.model.events import HISTORY_VERSION
 from truenext.spark.audit.model import TimelineRow
+from truenext.spark.output import make_durable, sync
 
 STATE_FORMAT = 1
 """Version of the files of a state."""
 _STATE = "state.json"
 _LOCK = "lock"
+_NAME = "name"
 _OWN = re.compile(r"state\.json(\.unfinished)?|lock|cut-\d+|checkpoint|name(\.unfinished)?")
 """Names of what is in a folder of a state, those of `--follow` included."""
 
@@ -72,6 +77,17 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     def next_event(self) -> int:
         """First event that is not audited yet."""
         return self.last_event + 1
+
+    def check_queue(self, queue: str | None) -> None:
+        """Check that an audit of one queue, or of all (None), can go on from this state.
+
+        Raises: ConfigurationError if the state is of another queue
+        """
+        if queue != self.queue:
+            what = "all queues" if self.queue is None else f"the queue {self.queue!r} alone"
+            raise ConfigurationError(
+                f"the state is that of an audit of {what}: audit the same, or name an empty folder"
+            )
 
 
 class StateFolder:
@@ -143,28 +159,32 @@ class StateFolder:
 
     def write(self, state: AuditState) -> None:
         """Replace the state. The cut before the event after its last one must be in its folder; others are deleted."""
-        for each in (cut := self.cut_folder(state.next_event)).iterdir():
-            _sync(each)
-        for folder in (cut, self._folder):
-            _sync(folder)
-        unfinished = self._folder / f"{_STATE}.unfinished"
-        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        _sync(unfinished)
-        unfinished.replace(self._folder / _STATE)
-        _sync(self._folder)
+        cut = self.cut_folder(state.next_event)
+        make_durable(cut)
+        self._replace(_STATE, msgspec.json.format(msgspec.json.encode(state)))
         for each in self._folder.glob("cut-*"):
             if each != cut:
                 shutil.rmtree(each, ignore_errors=True)
+
+    def name(self) -> str:
+        """Return the name under which the findings of this state are sent to a queue, once each. It stays the same."""
+        path = self._folder / _NAME
+        with suppress(FileNotFoundError):
+            if name := path.read_text().strip():
+                return name
+        name = f"audit-{secrets.token_hex(8)}"
+        self._replace(_NAME, f"{name}\n".encode())
+        return name
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Replace a file: whenever the power fails, the folder has the old one or the new one."""
+        unfinished = self._folder / f"{name}.unfinished"
+        unfinished.write_bytes(content)
+        sync(unfinished)
+        unfinished.replace(self._folder / name)
+        sync(self._folder)
 
 
 class _Versions(msgspec.Struct):
     format: int
     history_version: int
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

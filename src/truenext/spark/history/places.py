@@ -17,7 +17,7 @@ from truenext.history.export import EVENTS_FOLDER
 from truenext.history.files import chunks_of, history_files
 from truenext.history.parquet_piece import parquet_piece
 from truenext.history.pieces import Piece, PieceReader
-from truenext.history.table import SCHEMA, arrow_table_of
+from truenext.history.table import arrow_table_of, with_all_columns
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.patience import Patience
 
@@ -162,7 +162,8 @@ class FolderHistory:
 def _read(reader: PieceReader, after: int) -> Piece:
     try:
         return reader.read(after, with_causes=True)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
+        # Arrow says so of a damaged Parquet file.
         raise HistoryError(f"the history cannot be read: {error}") from error
 
 
@@ -214,10 +215,4 @@ def _decode(content: bytes, is_arrow: bool, name: str) -> pa.Table | None:
         return None
     if not is_arrow:
         return arrow_table_of(chunks_of(content, name))
-    table = ipc.open_stream(content).read_all()
-    # Files of earlier versions lack columns.
-    columns = [
-        table[field.name].cast(field.type) if field.name in table.schema.names else pa.nulls(len(table), field.type)
-        for field in SCHEMA
-    ]
-    return pa.table(columns, schema=SCHEMA)
+    return with_all_columns(ipc.open_stream(content).read_all())

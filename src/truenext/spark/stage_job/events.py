@@ -33,7 +33,7 @@ def write_events(folder: Path, job: str, rows: Iterable[Row], began_us: int, end
     """
     folder.mkdir(parents=True, exist_ok=True)
     digits = blake2b(job.encode(), digest_size=4).hexdigest()
-    if any(folder.glob(f"*{digits}-000001{SUFFIX}")):
+    if any(_is_of(path, job) for path in folder.glob(f"*{digits}-000001{SUFFIX}")):
         # An earlier run of the batch has published its output, and died before Spark knew.
         return
     process = f"{began_us // 1000:012x}{digits}"
@@ -45,6 +45,16 @@ def write_events(folder: Path, job: str, rows: Iterable[Row], began_us: int, end
             file.write(encoder.encode(event) + b"\n")
     unnamed.replace(path)
     delete_old_files(folder)
+
+
+def _is_of(path: Path, job: str) -> bool:
+    """Return whether a file has the events of a job's batch: of a million batches some have the same digits."""
+    try:
+        with path.open("rb") as file:
+            opened = msgspec.json.decode(file.readline())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+    return bool(opened.get("instance") == job)
 
 
 def batch_events(process: str, job: str, rows: Iterable[Row], began_us: int, ended_us: int) -> Iterator[StageEvent]:

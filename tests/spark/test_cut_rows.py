@@ -1,0 +1,428 @@
+"""Tests of the cuts that Spark computes: their rows are those that `sections.py` computes in memory.
+
+Most of them call the functions of Spark's processes without Spark, for thousands of histories in seconds.
+
+TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_cut_rows.py   longer
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from msgspec import structs
+from pyspark.sql import DataFrame
+
+from tests.spark import test_sections
+from tests.spark.faults import Fault, planted
+from tests.spark.histories import Event, RandomHistory, joined
+from tests.spark.plain import by_queue, rows_of
+from tests.spark.test_cuts import EXAMPLES, random_history, seeds
+from truenext.spark.audit import audit as audit_module
+from truenext.spark.audit import cut_rows as rows_module
+from truenext.spark.audit import section_plan as plan_module
+from truenext.spark.audit import sections as sections_module
+from truenext.spark.audit.cut import ConsumerRow, CutCode, MessageRow, QueueCut, SectionRow
+from truenext.spark.audit.cut_rows import CutHistory, Recoveries
+from truenext.spark.audit.lifetime import ENDS, MARKS, MESSAGE_CODES
+from truenext.spark.audit.model import NEVER, ConsumerFlags, EventCode, TimelineRow
+from truenext.spark.audit.section_plan import Grain, Section, SectionPlan
+from truenext.spark.audit.sections import CONSUMER_CODES, RESETS, queue_cuts
+
+BITS = 2
+PULLS = int(ConsumerFlags.PULLS)
+Timelines = Mapping[str, Sequence[TimelineRow]]
+
+pytestmark = pytest.mark.timeout(300 + EXAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small batches, and messages without positions: of events in earlier sections a cut has only the numbers."""
+    monkeypatch.setattr(rows_module, "BATCH_ROWS", 3)
+    monkeypatch.setattr(sections_module, "_placed", _negated)
+
+
+def _negated(messages: Sequence[MessageRow], *_: object) -> list[MessageRow]:
+    return [structs.replace(each, arrival=-each.arrival, delivery=-each.delivery) for each in messages]
+
+
+# ---- What Spark does with the rows of whole histories, in plain Python ----
+
+
+def plan_of(timelines: Timelines, size: int) -> SectionPlan:
+    """Return the plan of `section_plan`, without its table."""
+    sections: list[Section] = []
+    for queue, rows in timelines.items():
+        own = [row for row in rows if row.code < EventCode.RUN_STARTED]
+        grains = [_grain(queue, number, [*some]) for number, some in groupby(own, key=lambda row: row.event >> BITS)]
+        sections += plan_module.queue_sections(grains, BITS, size)
+    totals = {queue: sum(row.code < EventCode.RUN_STARTED for row in rows) for queue, rows in timelines.items()}
+    return SectionPlan(sections, totals, dict.fromkeys(timelines, 0), None, BITS)  # type: ignore[arg-type]
+
+
+def _grain(queue: str, number: int, rows: Sequence[TimelineRow]) -> Grain:
+    codes = Counter(row.code for row in rows)
+    last = {code: max((row.event for row in rows if row.code == code), default=0) for code in _PAUSES}
+    return Grain(
+        *(queue, number, len(rows), codes[EventCode.ACCEPTED], sum(codes[each] for each in ENDS)), *last.values()
+    )
+
+
+_PAUSES = (EventCode.PAUSED, EventCode.RESUMED)
+
+
+def history_of(timelines: Timelines, size: int) -> CutHistory:
+    rows = next(iter(timelines.values()))
+    marks = [row for row in rows if row.code in RESETS | {EventCode.FINISHED}]
+    first = min(row.event for rows in timelines.values() for row in rows)
+    marks = rows_module.with_beginnings(marks, [(first, marks[-1].event - 1)])
+    return CutHistory(plan_of(timelines, size), None, None, None, marks)  # type: ignore[arg-type]
+
+
+def recoveries_of(timelines: Timelines) -> Recoveries:
+    return {
+        queue: [each for each in pairwise(rows) if rows_module._is_continued(each[0])]
+        for queue, rows in timelines.items()
+    }
+
+
+def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, Any]]:
+    """Return the rows of `cut_rows`."""
+    cuts, recoveries = history.plan.cuts(), recoveries_of(timelines)
+    messages = _batches(timelines, MESSAGE_CODES, attrgetter("sequence"))
+    marks = {queue: [row for row in rows if row.code in MARKS] for queue, rows in timelines.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_count", _count)
+        marks, counts = rows_module._with_losses(messages, marks, recoveries)  # type: ignore[arg-type]
+    states = _rows(rows_module._message_states(messages, marks, cuts))
+    held = [
+        (each["queue"], each["number"], rows_module._HELD, each["sequence"], each["consumer"], each["event"] + 1, 0)
+        for each in states
+        if each["number"] > 0
+    ]
+    consumers = [
+        (queue, row.event, row.code, row.sequence, row.consumer, row.number, row.detail_code)
+        for queue, rows in timelines.items()
+        for row in rows
+        if row.code in CONSUMER_CODES - {EventCode.DISPATCHED}
+    ]
+    rows = sorted([*held, *consumers, *dispatches_of(timelines, history)], key=itemgetter(0, 4, 1, 2))
+    names = ("queue", "event", "code", "sequence", "consumer", "number", "detail_code")
+    resets = {queue: history.resets_of(queue) for queue in timelines}
+    of_consumers = rows_module._follow_consumers([_batch(rows, names)], resets, cuts)
+    starts = rows_module._section_rows(history, recoveries, counts)
+    return [*states, *_rows(of_consumers), *starts.to_pylist()]
+
+
+def dispatches_of(timelines: Timelines, history: CutHistory) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `_dispatches`."""
+    stretches = rows_module._stretches_after_gaps(history.marks)
+    for queue, rows in timelines.items():
+        cuts = [*history.plan.cuts()[queue]]
+        pulling = {row.consumer for row in rows if row.code == EventCode.SUBSCRIBED and row.detail_code & PULLS}
+        since: dict[int, int] = {}
+        events: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for row in rows:
+            if row.code != EventCode.DISPATCHED:
+                since |= {row.consumer: row.event} if row.code in CONSUMER_CODES else {}
+            elif row.consumer in since and (
+                row.consumer in pulling or any(first <= row.event <= last for first, last in stretches)
+            ):
+                events[row.consumer, since[row.consumer], bisect_right(cuts, row.event)].append(row.event)
+        for (consumer, _, _), some in events.items():
+            yield queue, some[0], int(EventCode.DISPATCHED), -1, consumer, 0, len(some) - 1
+
+
+def _count(rows: Sequence[pa.RecordBatch], marks: Any, points: Any) -> Any:
+    sums: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    # Two tasks.
+    for some in (rows[::2], rows[1::2]):
+        for each in _rows(rows_module._count_states(some, marks, points)):
+            for at, name in enumerate(("certain", "uncertain")):
+                sums[each["queue"], each["point"]][at] += each[name]
+    return {key: (certain, uncertain) for key, (certain, uncertain) in sums.items()}
+
+
+def _batches(timelines: Timelines, codes: set[EventCode], key: Any) -> list[pa.RecordBatch]:
+    """Return the rows with these codes, a batch for each message."""
+    found = [(queue, *row) for queue, rows in timelines.items() for row in rows if row.code in codes]
+    found.sort(key=lambda each: (key(TimelineRow(*each[1:])), each[1]))
+    of_each = groupby(found, key=lambda each: (each[0], key(TimelineRow(*each[1:]))))
+    return [_batch([*some], ("queue", *TimelineRow._fields)) for _, some in of_each]
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pa.RecordBatch:
+    types = {"queue": pa.string(), "persistent": pa.bool_()}
+    columns = [*zip(*rows, strict=True)] or [()] * len(names)
+    arrays = [pa.array(column, types.get(name, pa.int64())) for column, name in zip(columns, names, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=[*names])
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [each for batch in batches for each in batch.to_pylist()]
+
+
+# ---- Comparison with the cuts in memory ----
+
+
+def check_history(events: Sequence[Event], size: int) -> None:
+    timelines = by_queue(rows_of([*events]))
+    timelines = {queue: rows for queue, rows in timelines.items() if any(r.code < EventCode.RUN_STARTED for r in rows)}
+    if not timelines:
+        return
+    history = history_of(timelines, size)
+    check_cuts(timelines, history.plan, rows_of_cuts(timelines, history))
+
+
+def check_cuts(timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str, Any]]) -> None:
+    """Check the rows of all cuts of a history in sections."""
+    of_sections: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        of_sections[row["section"]].append(row)
+    assert [*of_sections] and {*of_sections} == {*range(len(plan.sections))}
+    for queue, cuts in plan.cuts().items():
+        for (event, section), cut in zip(cuts.items(), queue_cuts(timelines[queue], [*cuts]), strict=True):
+            cut.queue.first_dispatches = 0
+            assert decoded(event, of_sections[section]) == cut
+    # The first section of the next queue begins with 0.
+    ends = [*(each.first for each in plan.sections[1:]), 0]
+    for number, (each, end) in enumerate(zip(plan.sections, ends, strict=True)):
+        start = section_row(of_sections[number])
+        assert (start.first, start.end, start.idle) == (each.first, end or NEVER, None)
+        assert start.total == plan.totals[each.queue]
+        assert {row["queue"] for row in of_sections[number]} == {each.queue}
+        # Before all events of the section.
+        assert {row["event"] for row in of_sections[number]} == {each.first - 1}
+
+
+def section_row(rows: Sequence[dict[str, Any]]) -> SectionRow:
+    (row,) = (each for each in rows if each["code"] == CutCode.SECTION)
+    return msgspec.msgpack.decode(row["payload"], type=SectionRow)
+
+
+def decoded(event: int, rows: Sequence[dict[str, Any]]) -> QueueCut:
+    """Return the cut that a section's rows stand for."""
+    consumers = [_payload(each, ConsumerRow) for each in rows if each["code"] == CutCode.CONSUMER]
+    messages = [_payload(each, MessageRow) for each in rows if each["code"] == CutCode.MESSAGE]
+    holders = {each["sequence"]: each["number"] for each in rows if each["code"] == CutCode.HOLDER}
+    for message in messages:
+        message.subscription = holders.pop(message.sequence, 0)
+    assert not holders
+    queue = section_row(rows).queue
+    queue.knows_exclusive |= any(each["code"] == CutCode.GAP_DISPATCH for each in rows)
+    consumers.sort(key=attrgetter("since"))
+    messages.sort(key=attrgetter("sequence"))
+    return QueueCut(event, queue, consumers, messages)
+
+
+def _payload(row: dict[str, Any], type: Any) -> Any:
+    return msgspec.msgpack.decode(row["payload"], type=type)
+
+
+def test_rows_of_cuts_are_those_that_are_computed_in_memory() -> None:
+    for seed in seeds(max(EXAMPLES // 5, 1)):
+        check_random(seed)
+
+
+def check_random(seed: int) -> None:
+    check_history(random_history(seed), random.Random(seed).choice([2, 5, 20]))
+
+
+class Stopped(Exception):
+    """Ends an audit once the cuts are there."""
+
+
+@pytest.mark.drawn
+@pytest.mark.timeout(900)
+def test_rows_of_cuts_by_spark_are_those_that_are_computed_in_memory(
+    frame: Callable[[list[Event]], DataFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[SectionPlan] = []
+    rows: list[dict[str, Any]] = []
+
+    def stop(history: CutHistory, carried: DataFrame) -> None:
+        found, cached = rows_module.cut_rows(history, carried)
+        plans.append(history.plan)
+        rows.extend(each.asDict() for each in found.collect())
+        for each in cached:
+            each.unpersist()
+        raise Stopped
+
+    monkeypatch.setattr(audit_module, "cut_rows", stop)
+    (seed,) = seeds(1)
+    events = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 8))
+    with pytest.raises(Stopped):
+        audit_module.audit(frame(events), section_events=random.Random(seed).choice([3, 10, 40]))
+    timelines = by_queue(rows_of(events))
+    check_cuts({queue: timelines[queue] for queue in plans[0].totals}, plans[0], rows)
+
+
+# ---- Planted faults ----
+
+TRIES = 400
+
+FAULTS = [
+    Fault("losses not counted", rows_module, "_with_losses", "if found == lost or", "if True or"),
+    Fault("losses counted without a known end", rows_module, "_with_losses", "is_known(start, row) and ", ""),
+    Fault("uncertain messages taken for certain", rows_module, "_count_states", "in CERTAIN", "is not None"),
+    Fault(
+        "queues of messages mixed", rows_module, "_count_states", "marks[queue], points", "[*marks.values()][0], points"
+    ),
+    Fault(
+        "rows before a flush forgotten",
+        rows_module,
+        "_message_states",
+        "yield _batch(found, CUT_SCHEMA)\n            found",
+        "found",
+    ),
+    Fault("rows flushed twice", rows_module, "_message_states", "found = []\n    yield", "pass\n    yield"),
+    Fault("event of the section itself", rows_module, "_message_states", "cut - 1", "cut"),
+    Fault("arrival taken for a position", rows_module, "_message_states", "-message.arrival, -", "message.arrival, -"),
+    Fault(
+        "rows of consumers flushed twice", rows_module, "_follow_consumers", "found = []\n    yield", "pass\n    yield"
+    ),
+    Fault("consumers of all queues mixed", rows_module, "_follow_consumers", "itemgetter(0, 4)", "itemgetter(4, 4)"),
+    Fault(
+        "dispatches left out not counted", rows_module, "_follow_consumers", "detail_code=detail_code", "detail_code=0"
+    ),
+    Fault("holder without a consumer", rows_module, "_of_consumer", "if not own:\n        return", "pass"),
+    Fault("holds not asked for the end", rows_module, "_of_consumer", "*(each.number for each in held)", ""),
+    Fault(
+        "cut at the end of a consumer forgotten",
+        rows_module,
+        "_of_consumer",
+        "bisect_left(cuts, end + 1)",
+        "bisect_left(cuts, end)",
+    ),
+    Fault("ended consumers kept", rows_module, "_of_consumer", "not state.has_ended or ", "True or "),
+    Fault("holders forgotten", rows_module, "_of_consumer", " or state.since in holders[cut]", ""),
+    Fault(
+        "dispatches before the end forgotten",
+        rows_module,
+        "_end_of_consumer",
+        " and all(row.code != EventCode.DISPATCHED for row in rows)",
+        "",
+    ),
+    Fault("end at the last event", rows_module, "_end_of_consumer", "else NEVER", "else last.event"),
+    Fault(
+        "dispatch before the gap told",
+        rows_module,
+        "_has_dispatch_after_gap",
+        "> bisect_left(dispatches, reset.event)",
+        "> 0",
+    ),
+    Fault(
+        "dispatch after the cut told",
+        rows_module,
+        "_has_dispatch_after_gap",
+        "bisect_left(dispatches, cut) >",
+        "len(dispatches) >",
+    ),
+    Fault("event at the cut counted", rows_module, "last_before", "bisect_left", "__import__('bisect').bisect_right"),
+    Fault("consumers known after a gap", rows_module, "_section_rows", " and reset.code == EventCode.RUN_STARTED", ""),
+    Fault("pause of an earlier run kept", rows_module, "_section_rows", "reset.event if reset is not None else 0", "0"),
+    Fault(
+        "recovery before the start",
+        rows_module,
+        "_section_rows",
+        "start.event < each.first <= until.event",
+        "each.first <= until.event",
+    ),
+    Fault(
+        "recovery that has ended",
+        rows_module,
+        "_section_rows",
+        "start.event < each.first <= until.event",
+        "start.event < each.first",
+    ),
+    Fault("section without an end", rows_module, "_section_rows", "following.first if", "NEVER if"),
+    Fault("end in another queue", rows_module, "_section_rows", " and following.queue == each.queue", ""),
+    Fault("beginning without a start forgotten", rows_module, "with_beginnings", "if first not in known", "if False"),
+    Fault(
+        "flags of a start forgotten", rows_module, "_is_continued", "and bool(mark.number & StartFlag.CONTINUED)", ""
+    ),
+    Fault(
+        "marks of another broker",
+        CutHistory,
+        "marks_of",
+        "if each.event >> NUMBER_BITS == self.plan.brokers[queue]",
+        "",
+    ),
+    Fault(
+        "backlog below zero",
+        plan_module,
+        "queue_sections",
+        "max(backlog + each.arrivals - each.ends, 0)",
+        "backlog + each.arrivals - each.ends",
+    ),
+    Fault("backlog forgotten", plan_module, "queue_sections", "max(section_events, largest)", "section_events"),
+    Fault(
+        "largest backlog of an earlier section kept",
+        plan_module,
+        "queue_sections",
+        "            largest = backlog\n",
+        "",
+    ),
+    Fault("short rest", plan_module, "queue_sections", " and left > max(section_events, backlog) // 2", ""),
+    Fault(
+        "rest below the backlog",
+        plan_module,
+        "queue_sections",
+        "max(section_events, backlog) // 2",
+        "section_events // 2",
+    ),
+    Fault(
+        "cut at the beginning of the grain",
+        plan_module,
+        "queue_sections",
+        "each.grain + 1 << bits",
+        "each.grain << bits",
+    ),
+    Fault("pauses forgotten", plan_module, "queue_sections", "max(paused, each.paused)", "each.paused"),
+    Fault("resumes forgotten", plan_module, "queue_sections", "max(resumed, each.resumed)", "each.resumed"),
+    Fault("grain of the end forgotten", plan_module, "_all_grains", ") + 1)", "))"),
+    Fault("grains of another broker", plan_module, "_all_grains", "number + (broker << NUMBER_BITS)", "number"),
+    Fault(
+        "grains before the history", plan_module, "_table", "max(each.first >> bits, every.start)", "each.first >> bits"
+    ),
+    Fault(
+        "last section of a queue without an end",
+        plan_module,
+        "_table",
+        " or sections[number + 1].queue != each.queue",
+        "",
+    ),
+]
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_fault_in_the_rows_of_a_cut_is_seen(fault: Fault) -> None:
+    with planted(fault):
+        if fault.owner is plan_module:
+            assert any(map(_fails, PLAN_TESTS))
+        else:
+            assert any(_fails(partial(check_random, seed)) for seed in range(TRIES))
+
+
+PLAN_TESTS = [
+    each for name, each in vars(test_sections).items() if name.startswith(("test_section", "test_rest", "test_table"))
+]
+
+
+def _fails(test: Callable[[], None]) -> bool:
+    try:
+        test()
+    except (AssertionError, LookupError, MemoryError, TypeError, ValueError):
+        return True
+    return False
