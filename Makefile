@@ -147,8 +147,9 @@ audit: .venv/spark ## Random histories, audited whole and in sections, and judge
 	TRUENEXT_DRAW=all TRUENEXT_EXAMPLES=$(or $(EXAMPLES),5000) $(PYTEST) --numprocesses 2 tests/spark/test_queue_audit.py tests/spark/test_cuts.py tests/spark/test_cut_rows.py
 	TRUENEXT_DRAW=all TRUENEXT_AUDITS=5 $(PYTEST) tests/spark/test_sections.py
 
-follow: .venv/spark ## An audit that follows, killed at each of its steps, with planted violations: each is told once
+follow: .venv/spark ## An audit that follows, killed at each of its steps, with every planted fault: each is told once; so are findings under load while the command, its processes and the broker are killed: 20 times (KILLS=n)
 	TRUENEXT_DRAW=all TRUENEXT_FOLLOW=1 TRUENEXT_KILLS=1 $(PYTEST) -s tests/spark/test_follow.py tests/spark/test_history_source.py
+	TRUENEXT_DRAW=all TRUENEXT_FOLLOW_KILLS=$(or $(KILLS),20) $(PYTEST) -s tests/spark/test_follow_kills.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py

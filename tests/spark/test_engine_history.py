@@ -113,12 +113,16 @@ def test_message_moved_while_nothing_is_stored_and_dispatched_at_once_is_no_find
     assert not judged(events)
 
 
-def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def wildcard_consumers_get_the_lowest_priority_first(patch: pytest.MonkeyPatch) -> None:
     def lowest_first(way: QueueDispatch, consumer: BrokerConsumer) -> Head:
         heads = [way.lane_head_for(consumer, rank) for rank in reversed(RANKS)]
         return next((head for head in heads if isinstance(head, Entry)), None)
 
-    monkeypatch.setattr(QueueDispatch, "head_for", lowest_first)
+    patch.setattr(QueueDispatch, "head_for", lowest_first)
+
+
+def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    wildcard_consumers_get_the_lowest_priority_first(monkeypatch)
     assert any(findings(seed, **OF_MANY)["inversion"] for seed in range(20))
 
 

@@ -10,11 +10,14 @@ import json
 import os
 import random
 import re
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
 
 import pyarrow as pa
@@ -22,8 +25,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.broker_process import BrokerProcess
+from tests.spark import planted_histories
 from tests.spark.histories import Event, RandomHistory, joined
-from tests.spark.plain import outcomes_of
+from tests.spark.plain import counted
+from tests.spark.planted_histories import planted_history
 from tests.spark.queues import url
 from truenext import blocking
 from truenext.client.core.credentials import NO_CREDENTIALS
@@ -32,40 +37,64 @@ from truenext.history.export import write_by_date
 from truenext.history.table import SCHEMA
 from truenext.model.url import parse_url
 from truenext.spark.audit import follow as follow_module
-from truenext.spark.audit.follow import TABLES, Follower, Following, follow, merge, run_follow
+from truenext.spark.audit.command import run_audit
+from truenext.spark.audit.follow import TABLES, Follower, Following, follow, merge, run_follow, verdict_of
 from truenext.spark.audit.state import AuditSummary, StateFolder
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
 from truenext.spark.history.readers import history_schema
 from truenext.spark.sink.grants import check_grants
 
+SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 STUCK_SECONDS = 10.0
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 long = pytest.mark.skipif(not os.environ.get("TRUENEXT_FOLLOW"), reason="takes minutes: make follow")
-
-
-STEPS = ("audit", "tables", "report", "cut", "state")
 
 
 class Killed(Exception):
     """Stands for a SIGKILL in the driver."""
 
 
+class Step(NamedTuple):
+    """Place where the driver is killed: when it calls a function, for the `call`-th time, or when that has returned."""
+
+    owner: object
+    function: str
+    call: int = 1
+    is_behind: bool = False
+
+
+STEPS = {
+    "audit": Step(follow_module, "audit"),
+    "second write": Step(follow_module, "path_to_write", call=2),
+    "tables": Step(Follower, "_rows"),
+    "report": Step(Follower, "_send"),
+    "sent": Step(Follower, "_send", is_behind=True),
+    "cut": Step(StateFolder, "write"),
+    "rename": Step(Path, "replace"),
+    "state": Step(Follower, "_tell"),
+    "old cut": Step(shutil, "rmtree"),
+}
+"""Steps of a micro-batch in their order, with those within a write. Behind the last two, the state is written."""
+
+
 @contextmanager
-def killed_at(step: str) -> Iterator[None]:
-    """Kill the driver when it begins a step: before the audit, before, within and behind each write."""
-    steps: dict[str, tuple[object, str]] = {
-        "audit": (follow_module, "audit"),
-        "tables": (Follower, "_rows"),
-        "report": (Follower, "_send"),
-        "cut": (StateFolder, "write"),
-        "state": (Follower, "_tell"),
-    }
+def killed_at(name: str) -> Iterator[None]:
+    """Kill the driver at a step."""
+    step = STEPS[name]
+    function: Any = getattr(step.owner, step.function)
+    calls = 0
 
-    def die(*_: Any, **__: Any) -> None:
-        raise Killed(step)
+    def die(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < step.call:
+            return function(*arguments, **options)
+        if step.is_behind:
+            function(*arguments, **options)
+        raise Killed(name)
 
-    with patch.object(*steps[step], die):
+    with patch.object(step.owner, step.function, die):
         yield
 
 
@@ -74,21 +103,21 @@ def write_history(folder: Path, events: list[Event]) -> None:
     write_by_date(pa.Table.from_pylist(rows, SCHEMA), folder / "events", f"{events[0]['event']:016x}")
 
 
-def found_in(out: Path) -> list[tuple[Any, ...]]:
-    """Return the findings in the tables, in order."""
+def found_in(out: Path, files: str = "{}/*/*.parquet") -> list[tuple[Any, ...]]:
+    """Return the findings in the tables, in order. `files` is the pattern of a table's files, by its name."""
     import pyarrow.parquet as pq
 
     kinds = {"lost": "lost", "stuck": "stuck"}
     return sorted(
         (kinds.get(name) or row["kind"], row["queue"], row["event"], row["sequence"] or -1)
         for name in TABLES
-        for path in sorted(out.glob(f"{name}/*/*.parquet"))
+        for path in sorted(out.glob(files.format(name)))
         for row in pq.ParquetFile(path).read().to_pylist()
     )
 
 
 def findings_of(events: list[Event]) -> list[tuple[Any, ...]]:
-    rows = (each for each in outcomes_of(events, STUCK_SECONDS) if each["row"] == "finding")
+    rows = planted_histories.findings_of(events)
     return sorted((each["kind"], each["queue"], each["event"], each["sequence"]) for each in rows)
 
 
@@ -123,25 +152,93 @@ def test_each_planted_violation_is_told_once_wherever_the_query_is_killed(
 ) -> None:
     spark.dataSource.register(TruenextDataSource)
     events = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 4))
-    cuts = sorted(random.Random(seed).sample(range(1, len(events)), 6))
-    pieces = [events[start:end] for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True)]
     (tmp_path / "broker").mkdir()
     with BrokerProcess(tmp_path / "broker").running() as broker:
         report = {"url": url(broker), "queue": "findings"}
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(in_seven(events, random.Random(seed))):
             write_history(tmp_path / "history", piece)
-            with killed_at(STEPS[(number + seed) % len(STEPS)]), suppress(Killed):
+            with killed_at([*STEPS][(number + seed) % len(STEPS)]), suppress(Killed):
                 judge(spark, tmp_path, piece, report)
             judge(spark, tmp_path, piece, report)
-        with blocking.connect(url(broker)) as connection:
-            sent = [json.loads(each.body) for each in connection.browse("/queue/findings")]
+        sent = reported(broker)
     expected = findings_of(events)
     assert expected
     assert found_in(tmp_path / "out") == expected
-    of_tables = sorted((table_of(kind), event) for kind, _, event, _ in expected)
-    assert sorted((each["table"], each["event"]) for each in sent) == of_tables
+    check_reported(sent, tmp_path / "out")
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("finding: ")]
     assert len(told) == len(set(told)) <= len(expected)
+
+
+def in_seven(events: list[Event], dice: random.Random) -> list[list[Event]]:
+    cuts = sorted(dice.sample(range(1, len(events)), 6))
+    return [events[start:end] for start, end in pairwise([0, *cuts, len(events)])]
+
+
+@pytest.fixture(scope="module")
+def planted() -> list[Event]:
+    """History with all planted faults."""
+    return planted_history(random.Random(SEED))
+
+
+@long
+def test_each_planted_fault_is_told_once_by_seven_audits_with_a_state(
+    spark: SparkSession, tmp_path: Path, planted: list[Event]
+) -> None:
+    print(f"TRUENEXT_SEED={SEED}")
+    told: Counter[str] = Counter()
+    for piece in in_seven(planted, random.Random(SEED)):
+        write_history(tmp_path / "history", piece)
+        (verdict,) = run_audit([str(tmp_path)], state=tmp_path / "state", out=tmp_path / "out")
+        told.update({each.kind: each.count for each in verdict.findings})
+    check_told(planted, tmp_path, told)
+
+
+@long
+def test_each_planted_fault_is_told_once_by_a_query_that_is_killed_at_every_step(
+    spark: SparkSession, tmp_path: Path, planted: list[Event]
+) -> None:
+    print(f"TRUENEXT_SEED={SEED}")
+    spark.dataSource.register(TruenextDataSource)
+    (tmp_path / "broker").mkdir()
+    with BrokerProcess(tmp_path / "broker").running() as broker:
+        report = {"url": url(broker), "queue": "findings"}
+        for number, piece in enumerate(in_seven(planted, random.Random(SEED))):
+            write_history(tmp_path / "history", piece)
+            for step in steps_of(number):
+                with killed_at(step), pytest.raises(Killed):
+                    judge(spark, tmp_path, piece, report)
+            judge(spark, tmp_path, piece, report)
+        sent = reported(broker)
+    with StateFolder.locked(tmp_path / "state") as state:
+        verdict = verdict_of(state.read())
+    check_told(planted, tmp_path, Counter({each.kind: each.count for each in verdict.findings}))
+    check_reported(sent, tmp_path / "out")
+
+
+def steps_of(number: int) -> list[str]:
+    """Return the steps at which the driver is killed in a micro-batch. Once the state is written, one is left."""
+    *steps, told, cleaned = STEPS
+    return [*steps, cleaned if number % 2 else told]
+
+
+def check_told(events: list[Event], folder: Path, told: Counter[str]) -> None:
+    """Check that the tables below `folder`, and the counts of verdicts, are those of an audit without cuts."""
+    assert found_in(folder / "out") == findings_of(events)
+    expected: Counter[str] = Counter()
+    for (kind, _), count in counted(planted_histories.findings_of(events)).items():
+        expected[kind] += count
+    assert told == expected
+
+
+def reported(broker: BrokerProcess) -> list[dict[str, Any]]:
+    with blocking.connect(url(broker)) as connection:
+        return [json.loads(each.body) for each in connection.browse("/queue/findings")]
+
+
+def check_reported(sent: list[dict[str, Any]], out: Path) -> None:
+    """Check that the queue has each row of the tables once."""
+    of_tables = sorted((table_of(kind), queue, event, sequence) for kind, queue, event, sequence in found_in(out))
+    assert sorted((each["table"], each["queue"], each["event"], each.get("sequence", -1)) for each in sent) == of_tables
 
 
 @long

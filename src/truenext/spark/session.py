@@ -1,11 +1,15 @@
 """Start of a Spark session, on one machine or on a cluster."""
 
+import fcntl
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -13,17 +17,19 @@ from truenext.errors import ConfigurationError
 from truenext.spark.java import find_java
 
 LOCAL = "local[*]"
+JAVA_END_SECONDS = 30.0
+"""Seconds within which the Java of a command that was killed must end. It notices the end of the command at once."""
 
 
 def start(master: str | None = None, *, log: Path | None = None) -> SparkSession:
     """Return the running Spark session, or start one. With a `master` of None, the session runs where spark-submit
     says; without spark-submit, on all cores of this machine.
 
-    Java writes its standard error to `log`: warnings of Spark and log4j. If a session runs already, or under
-    spark-submit, `log` gets nothing.
+    Java writes its standard error to `log`: warnings of Spark and log4j. If Java runs already, or under spark-submit,
+    `log` gets nothing.
 
-    Raises: ConfigurationError if Spark does not start, with the cause and what to do; OSError if `log` cannot be
-    written
+    Raises: ConfigurationError if Spark does not start, or the Java of another command still writes to `log`, with what
+    to do; OSError if `log` cannot be written
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -53,7 +59,7 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
                 .config("spark.driver.memory", os.environ.get("TRUENEXT_SPARK_MEMORY", "4g"))
                 .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
             )
-    if is_submitted:
+    if is_submitted or SparkContext._gateway is not None:
         log = None
     try:
         with _stderr_to(log):
@@ -68,16 +74,37 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
 
 @contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Use `log` as the standard error of processes that are started inside the block, such as Java."""
+    """Use `log` as the standard error of processes that are started inside the block, such as Java.
+
+    They keep it locked until they have ended. So the Java of a command that was killed, which may still write a table,
+    and that of the next command never write into one folder.
+    """
     if log is None:
         yield
         return
     sys.stderr.flush()
-    saved = os.dup(2)
+    with log.open("ab") as file:
+        _lock(file, log)
+        file.truncate(0)
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
     try:
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 2)
         yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+def _lock(file: BinaryIO, log: Path) -> None:
+    gives_up_at = time.monotonic() + JAVA_END_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= gives_up_at:
+                raise ConfigurationError(
+                    f"the Java of another audit still writes to {log.parent}: wait until it has ended, or name another "
+                    "folder"
+                ) from None
+            time.sleep(0.05)
