@@ -14,7 +14,7 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -85,10 +85,19 @@ class Cluster:
         """Return the files that executors of a worker have unpacked or written."""
         return [*(self._folder / f"worker{worker}" / "work").rglob("*")]
 
-    @contextmanager
-    def submitted(self, *arguments: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-        """Run the audit by spark-submit. The program is killed if it has not ended."""
+    @property
+    def audit(self) -> Path:
+        """Program of the audit."""
         (program,) = self._environment.glob("lib/python*/site-packages/truenext/spark/audit/__main__.py")
+        return program
+
+    def copy_in(self, program: Path) -> Path:
+        """Return a copy of a program of the tests, beside which there are no others."""
+        return Path(shutil.copy(program, self._folder))
+
+    @contextmanager
+    def submitted(self, program: Path, *arguments: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+        """Run a program by spark-submit. It is killed if it has not ended."""
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -102,6 +111,10 @@ class Cluster:
             "PYSPARK_PYTHON": f"./{PACKED_AS}/bin/python",
             "PYSPARK_DRIVER_PYTHON": str(self._environment / "bin" / "python"),
         }
+        folder = self._folder / "driver"
+        # The driver of a query starts the Python of executors, too.
+        with suppress(FileExistsError):
+            (folder / PACKED_AS).symlink_to(self._environment)
         with log.open("w") as errors:
             process = subprocess.Popen(
                 dying_with_us([*command, str(program), *arguments]),
@@ -109,7 +122,7 @@ class Cluster:
                 stderr=errors,
                 text=True,
                 env=environment,
-                cwd=self._folder / "driver",
+                cwd=folder,
                 start_new_session=True,
             )
         try:

@@ -3,13 +3,16 @@
 A session cannot change its master, so each master has a process to itself.
 """
 
+import json
 import os
 import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -18,9 +21,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.contract.test_history import busy, write
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from tests.spark.policies import serve, three_classes
 from tests.spark.standalone_cluster import Cluster, await_line, make_driver_environment
+from tests.tls_broker import Certificates, TlsBroker, tls_broker
 from truenext import blocking
 from truenext.history.files import chunks_of_file, count_events, history_files
 from truenext.spark.schema import EVENTS
@@ -70,7 +74,9 @@ def test_cluster_judges_two_brokers_while_one_works_and_a_worker_is_killed(tmp_p
         log = tmp_path / "log"
         with (
             Cluster(make(tmp_path / "cluster"), environment, workers=2) as cluster,
-            cluster.submitted(str(stopped.data), str(working.data), "--out", str(tmp_path / "out"), log=log) as audit,
+            cluster.submitted(
+                cluster.audit, str(stopped.data), str(working.data), "--out", str(tmp_path / "out"), log=log
+            ) as audit,
         ):
             await_line(log, "runs and gaps", 600)
             assert all(cluster.executor_files(worker) for worker in range(2))
@@ -90,6 +96,95 @@ def test_cluster_judges_two_brokers_while_one_works_and_a_worker_is_killed(tmp_p
     counts = {row["broker"]: row["count"] for row in latency if row["measure"] == "visible to dispatched"}
     assert len(counts) == 2
     assert MESSAGES in counts.values()
+
+
+PROGRAM = Path(__file__).with_name("there_and_back.py")
+WORD = "word"
+LOGIN = 'password_file = "word"'
+COPIED = 3_000
+"""Ten batches of each query."""
+USERS = """
+[user.shop]
+password_file = "word"
+send = ["orders"]
+take = ["receipts"]
+
+[user.pipe]
+{login}
+take = ["{taken}", "Spark.*.main.>"]
+send = ["{sent}", "Spark.*.main.>"]
+browse = ["Spark.*.main.>"]
+manage = ["Spark.*.main.>"]
+"""
+"""The query's user has the grants that docs/security.md names, and no more."""
+
+
+def test_cluster_copies_each_message_once_between_brokers_with_tls_while_a_worker_and_a_broker_are_killed(
+    tmp_path: Path,
+) -> None:
+    environment = make_driver_environment(tmp_path / "environment")
+    certificates = Certificates(tmp_path / "certificates")
+    with (
+        guarded(tmp_path / "first", certificates, USERS.format(login=LOGIN, taken="orders", sent="receipts")) as first,
+        guarded(
+            tmp_path / "second",
+            certificates,
+            USERS.format(login='certificates = ["DNS:client.example"]', taken="bills", sent="bills"),
+        ) as second,
+    ):
+        login = partial(blocking.connect, first.url, user="shop", password=WORD, ca=certificates.ca)
+        with login() as shop:
+            for number in range(COPIED):
+                shop.send_nowait("/queue/orders", str(number), priority=number % 10)
+        log = tmp_path / "log"
+        checkpoints = tmp_path / "checkpoints"
+        of_first = {"url": first.url, "user": "pipe", "passwordFile": str(tmp_path / "first" / "word")}
+        of_second = {"url": second.url, "certificate": str(certificates.client)}
+        options = [json.dumps({**each, "ca": str(certificates.ca)}) for each in (of_first, of_second)]
+        with (
+            Cluster(make(tmp_path / "cluster"), environment, workers=2) as cluster,
+            cluster.submitted(cluster.copy_in(PROGRAM), str(checkpoints), *options, log=log) as queries,
+        ):
+            await_batch(checkpoints / "there", 2, queries, log)
+            assert all(cluster.executor_files(worker) for worker in range(2))
+            cluster.kill(cluster.workers[0])
+            await_batch(checkpoints / "back", 2, queries, log)
+            second.kill()
+            second.start()
+            queries.communicate(timeout=900)
+        errors = log.read_text(errors="replace")
+        assert queries.returncode == 0, errors
+        with login() as shop, shop.session() as session:
+            consumer = session.consumer("/queue/receipts")
+            messages = [consumer.receive(timeout=60) for _ in range(COPIED)]
+            assert consumer.receive(timeout=1) is None
+        assert sorted(int(each.text) for each in messages if each is not None) == [*range(COPIED)]
+        first.stop()
+        second.stop()
+    audit = [TRUENEXT, "audit", str(tmp_path / "first" / "data"), str(tmp_path / "second" / "data")]
+    told = subprocess.run([*audit, "--master", "local[2]"], capture_output=True, text=True, timeout=900, check=False)
+    assert "The contract held at all 2 brokers." in told.stdout, told.stdout + told.stderr
+
+
+@contextmanager
+def guarded(folder: Path, certificates: Certificates, users: str) -> Iterator[TlsBroker]:
+    """Run a broker that keeps its data below `folder`, for these users alone."""
+    file, password = make(folder) / "users.toml", folder / "word"
+    file.write_text(users)
+    password.write_text(WORD)
+    for each in (file, password):
+        each.chmod(0o600)
+    options = ["--data", str(folder / "data"), "--users", str(file), *certificates.broker_options("asked")]
+    with tls_broker(folder, *options) as running:
+        yield running
+
+
+def await_batch(checkpoint: Path, number: int, program: subprocess.Popen[str], log: Path) -> None:
+    """Wait until a query that a program runs has done its batch of this number."""
+    deadline = time.monotonic() + 600
+    while not (checkpoint / "commits" / str(number)).exists():
+        assert program.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")
+        time.sleep(0.05)
 
 
 def make(folder: Path) -> Path:
