@@ -30,7 +30,7 @@ from truenext.history.files import chunks_of_file, count_events, history_files
 from truenext.spark.schema import EVENTS
 
 pytestmark = [
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(5400),
     pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts Spark several times: make cluster"),
 ]
 
@@ -48,7 +48,7 @@ def test_findings_are_the_same_with_every_master(master: str, spark: SparkSessio
         [sys.executable, "-m", "truenext.spark.audit", tmp_path, "--master", master, "--out", out],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=SUBMITTED_SECONDS,
         check=False,
     )
     assert ran.returncode == 1, ran.stderr
@@ -62,6 +62,8 @@ def test_findings_are_the_same_with_every_master(master: str, spark: SparkSessio
 
 
 MESSAGES = 20_000
+SUBMITTED_SECONDS = 1800
+"""Longest time of a submitted program. A loaded machine takes half an hour for what takes a minute on an idle one."""
 
 
 def test_cluster_judges_two_brokers_while_one_works_and_a_worker_is_killed(tmp_path: Path) -> None:
@@ -78,12 +80,12 @@ def test_cluster_judges_two_brokers_while_one_works_and_a_worker_is_killed(tmp_p
                 cluster.audit, str(stopped.data), str(working.data), "--out", str(tmp_path / "out"), log=log
             ) as audit,
         ):
-            await_line(log, "runs and gaps", 600)
+            await_line(log, "runs and gaps", SUBMITTED_SECONDS)
             assert all(cluster.executor_files(worker) for worker in range(2))
             cluster.kill(cluster.workers[0])
-            output, _ = audit.communicate(timeout=900)
-        errors = log.read_text(errors="replace")
-        assert audit.returncode == 0, output + errors
+            audit.wait(SUBMITTED_SECONDS)
+        output = log.read_text(errors="replace")
+        assert audit.returncode == 0, output
         after = recorded(working.data)
     assert "The contract held at all 2 brokers." in output
     events = {
@@ -151,9 +153,8 @@ def test_cluster_copies_each_message_once_between_brokers_with_tls_while_a_worke
             await_batch(checkpoints / "back", 2, queries, log)
             second.kill()
             second.start()
-            queries.communicate(timeout=900)
-        errors = log.read_text(errors="replace")
-        assert queries.returncode == 0, errors
+            queries.wait(SUBMITTED_SECONDS)
+        assert queries.returncode == 0, log.read_text(errors="replace")
         with login() as shop, shop.session() as session:
             consumer = session.consumer("/queue/receipts")
             messages = [consumer.receive(timeout=60) for _ in range(COPIED)]
@@ -162,7 +163,9 @@ def test_cluster_copies_each_message_once_between_brokers_with_tls_while_a_worke
         first.stop()
         second.stop()
     audit = [TRUENEXT, "audit", str(tmp_path / "first" / "data"), str(tmp_path / "second" / "data")]
-    told = subprocess.run([*audit, "--master", "local[2]"], capture_output=True, text=True, timeout=900, check=False)
+    told = subprocess.run(
+        [*audit, "--master", "local[2]"], capture_output=True, text=True, timeout=SUBMITTED_SECONDS, check=False
+    )
     assert "The contract held at all 2 brokers." in told.stdout, told.stdout + told.stderr
 
 
@@ -179,9 +182,9 @@ def guarded(folder: Path, certificates: Certificates, users: str) -> Iterator[Tl
         yield running
 
 
-def await_batch(checkpoint: Path, number: int, program: subprocess.Popen[str], log: Path) -> None:
+def await_batch(checkpoint: Path, number: int, program: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until a query that a program runs has done its batch of this number."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + SUBMITTED_SECONDS
     while not (checkpoint / "commits" / str(number)).exists():
         assert program.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")
         time.sleep(0.05)
@@ -210,7 +213,7 @@ def at_work(broker: BrokerProcess) -> Iterator[None]:
     is_over = Event()
 
     def work_on() -> None:
-        while not is_over.wait(0.2):
+        while not is_over.wait(0.5):
             work(broker, 200)
 
     thread = Thread(target=work_on)
