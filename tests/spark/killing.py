@@ -26,7 +26,7 @@ COMMANDS = {
 SURVIVED = {"broker", "executor"}
 """Processes after whose death the query continues by itself: a run may lose several."""
 
-TOO_BUSY = re.compile("terminated with exception: .*Python worker failed to connect back")
+TOO_BUSY = re.compile("terminated with exception: .*Python worker failed to connect back", re.DOTALL)
 """Error of Spark where a machine does not start Python within ten seconds. The next run goes on, as after a kill."""
 
 

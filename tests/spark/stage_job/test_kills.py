@@ -69,6 +69,10 @@ def test_each_flow_ends_once_after_random_kills(master: str, victims: tuple[str,
     told = subprocess.run([*audit, "--out", str(tmp_path / "report")], capture_output=True, text=True, check=False)
     print(told.stdout)
     assert told.returncode == 0, told.stdout
+    of_stages = (
+        f"Stages: {started:,} runs with {started:,} messages in {started:,} flows. Messages of {started // 3:,} "
+    )
+    assert f"{of_stages}of these were given up, and 0 are in progress." in told.stdout
 
 
 def _start_flows(broker: BrokerProcess, numbers: range) -> None:

@@ -18,8 +18,11 @@ def flows(joined: DataFrame) -> DataFrame:
     numbers of messages, of executions (`runs`), and of failures. `given_up` counts the messages that are dead letters,
     expired, were removed, or were rejected and did not move to a handler; `in_progress` those that have neither ended
     nor been given up."""
-    # An acknowledged message is not in progress, even if its process was killed before it recorded that.
-    ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
+    # An acknowledged message is not in progress, even if its process was killed before it recorded that. But a job of
+    # Spark takes all messages of its batch, also those that it then rejects.
+    is_taken = F.coalesce("taken", F.lit(False))
+    is_acknowledged = F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
+    ended = F.col("outcome").isin(*DONE) | (is_acknowledged & ~is_taken)
     is_handled = F.coalesce(F.col("end_kind") == "handled", F.lit(False))
     lost = F.col("end_kind").isin("dead-lettered", "expired", "removed")
     lost |= ((F.col("outcome") == "rejected") | F.col("given_up_for").isNotNull()) & ~is_handled
