@@ -160,7 +160,7 @@ stage-job: .venv/spark ## A stage as a Spark job while driver, Java, workers, ex
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_DRAW=all TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
 
-cluster: .venv/spark ## The audit of two brokers on a cluster of Spark, one worker of which is killed
+cluster: .venv/spark ## The audit of two brokers, and queries between two brokers with TLS, on a cluster of Spark, one worker of which is killed
 	TRUENEXT_DRAW=all TRUENEXT_KILLS=1 $(PYTEST) -s tests/spark/test_cluster.py
 
 drain: .venv/spark ## 100 drains under load, while consumers, JMS clients among them, fail, pause and die (DRAINS=n); the unmodified JMS client and a running query of Spark in a drain

@@ -95,6 +95,13 @@ class TlsBroker:
         finally:
             self._process.send_signal(signal.SIGCONT)
 
+    def stop(self) -> None:
+        """Stop the broker cleanly, which must succeed."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(PATIENCE_S) == 0, self.log
+        self._process = None
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("SPARK_HOME", str(spark_home(config.rootpath / ".pytest_cache")))
 
 
-TEST_TIMEOUT_S = 300
+TEST_TIMEOUT_S = 900
 """Seconds for a test of Spark. A test that is interrupted in a call of Java leaves the session unusable for all tests
 after it, so a slow machine gets more time than elsewhere."""
 

