@@ -195,7 +195,7 @@ kill-log: .venv/spark ## 500 cycles of kill -9 of broker, a session of PostgreSQ
 	TRUENEXT_DRAW=all TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
 	TRUENEXT_DRAW=all TRUENEXT_QUERY_KILLS=$${QUERIES:-60} $(PYTEST) -s tests/spark/test_log_kills.py
 
-proxy: .venv/test ## Cuts, silences and delays between brokers and PostgreSQL, each at a message of each class: 3,600 scripts, drawn at random in their class, in half an hour (SEED=n for the same ones)
+proxy: .venv/test ## Cuts, silences and delays between brokers and PostgreSQL, each at a message of each class: 3,200 scripts, drawn at random in their class, in half an hour (SEED=n for the same ones)
 	seed=$(or $(SEED),$$RANDOM); echo "SEED=$$seed"; \
 	TRUENEXT_DRAW=all TRUENEXT_PROXY=$$seed $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
 
