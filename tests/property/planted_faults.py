@@ -2019,14 +2019,22 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -
 @shows_in(ScheduledMachine)
 def a_cancelled_send_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """The timer stays as well: without it a page of the send hardly matters."""
-    targets.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
+    remove_timer = targets.REMOVE_TIMER.original
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
+    is_cancelling = False
+
+    def remove_unless_cancelled(timers: Timers, timer: bytes) -> None:
+        if not is_cancelling:
+            remove_timer(timers, timer)
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
-        gone = dict(read.lane.removed)
+        nonlocal is_cancelling
+        gone, is_cancelling = dict(read.lane.removed), True
         answer = look_at(scheduler, asked, read, *rest)
-        read.lane.removed = gone
+        read.lane.removed, is_cancelling = gone, False
         return answer
+
+    targets.REMOVE_TIMER.replace(patch, remove_unless_cancelled)
 
     targets.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
