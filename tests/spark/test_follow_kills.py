@@ -34,7 +34,7 @@ from truenext.spark.history.options import parse_options
 
 KILLS = int(os.environ.get("TRUENEXT_FOLLOW_KILLS", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
-VICTIMS = ("driver", "java", "source", "worker", "broker")
+VICTIMS = ("broker", "driver", "java", "source", "worker")
 CONNECTION_LOST = (OSError, EOFError)
 CATCH_UP_SECONDS = 1800
 UNCOMPILED = "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"
