@@ -1,5 +1,5 @@
-"""Benchmark of `truenext audit --follow`: what a followed broker loses, how soon a planted inversion is told, and what
-an idle query takes.
+"""Benchmark of `truenext audit --follow`: what a followed broker does for it at half of its rate, how soon a planted
+inversion is told, and what an idle query takes.
 
     python -m bench.follow --seconds 120
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,8 +37,8 @@ dispatched = event_log.EventLog.dispatched
 
 
 def dispatched_wrongly(self, queue, entries, consumers):
-    if queue.name == "planted":
-        entries = [max(queue.lanes[4].arrived, default=entries[0], key=lambda each: each.sequence)]
+    if queue.name == "planted" and entries:
+        entries = [max(queue.lanes[-1].arrived, default=entries[0], key=lambda each: each.sequence)]
     dispatched(self, queue, entries, consumers)
 
 
@@ -54,13 +54,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=positive, default=120, help="length of each measurement")
     parser.add_argument("--dir", type=Path, help="for the broker's data")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.dir) as folder, _broker(Path(folder)) as url:
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder, _broker(Path(folder)) as (url, broker):
         full = _rate(url, options.seconds, None)
         print(f"broker alone: {full:,.0f} messages a second")
+        alone = _cost_us(broker, options.seconds * full / 2, lambda: _rate(url, options.seconds, full / 2))
+        print(f"at half of that: {alone:.1f} us of the broker's processor time a message")
         with _followed(Path(folder), url) as query:
-            followed = _rate(url, options.seconds, None)
-            print(f"while it is followed: {followed:,.0f} ({followed / full - 1:+.1%})")
-            delays = _delays(query, url, full / 2, options.seconds)
+            delays: list[float] = []
+            followed = _cost_us(
+                broker,
+                options.seconds * full / 2,
+                lambda: delays.extend(_delays(query, url, full / 2, options.seconds)),
+            )
+            print(f"while it is followed: {followed:.1f} ({followed / alone - 1:+.1%})")
             p95 = statistics.quantiles(delays, n=20)[-1] if len(delays) > 1 else max(delays, default=float("nan"))
             print(
                 f"planted inversion at half of the rate: told after {statistics.median(delays):.1f} s, p95 {p95:.1f} s"
@@ -73,12 +79,14 @@ def main() -> None:
 
 
 @contextmanager
-def _broker(folder: Path) -> Iterator[str]:
+def _broker(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the URL and the process id of a broker."""
     command = [sys.executable, "-c", _PLANTED, "serve", "--data", str(folder / "data")]
-    process = subprocess.Popen([*command, "--listen", "stomp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    command += ["--listen", "stomp://127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().split()[-1]
+        yield process.stdout.readline().split()[-1], process.pid
     finally:
         process.terminate()
         process.wait()
@@ -90,7 +98,7 @@ class _Query:
     def __init__(self, folder: Path, url: str) -> None:
         command = [sys.executable, "-m", "truenext", "audit", "--follow", "--url", url]
         command += ["--state", str(folder / "state"), "--out", str(folder / "out")]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         self.told: dict[int, float] = {}
         """Time at which an inversion was told, by the sequence of the overtaken message."""
         self.is_running = threading.Event()
@@ -136,6 +144,13 @@ def _rate(url: str, seconds: float, rate: float | None) -> float:
     return count / (time.monotonic() - began)
 
 
+def _cost_us(pid: int, messages: float, run: Callable[[], object]) -> float:
+    """Return the microseconds of processor time of a process and its session for each message of a run."""
+    before = _processor_s(pid)
+    run()
+    return (_processor_s(pid) - before) / messages * 1e6
+
+
 def _delays(query: _Query, url: str, rate: float, seconds: float) -> list[float]:
     """Plant inversions under load, and return the seconds until each was told."""
     load = threading.Thread(target=_rate, args=(url, seconds, rate))
@@ -160,7 +175,7 @@ def _delays(query: _Query, url: str, rate: float, seconds: float) -> list[float]
 
 
 def _processor_s(pid: int) -> float:
-    """Return the seconds of processor time of a process and its children."""
+    """Return the seconds of processor time of a process that leads a session, and of the session."""
     total = 0.0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
