@@ -28,7 +28,8 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.history.files import EVENTS_FOLDER, PARQUET_SUFFIX, SUFFIX, chunks_of, history_files, parquet_files
 from truenext.history.schema import DATE
 from truenext.history.table import arrow_table_of, with_all_columns
-from truenext.spark.paths import Location, escape_pattern, is_address, opening, path_to_read
+from truenext.spark.addresses import opening
+from truenext.spark.paths import Location, escape_pattern, is_address, path_to_read
 from truenext.spark.schema import EVENTS
 
 HISTORY_FOLDER = "history"

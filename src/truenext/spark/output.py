@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError
-from truenext.spark.paths import Location, is_address, opening, output_path
+from truenext.spark.addresses import opening
+from truenext.spark.paths import Location, is_address, output_path
 
 
 def write_table(table: DataFrame, location: Location) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from truenext.errors import ConfigurationError
+from truenext.spark.paths import Location, is_address
 
 
-def run_names(folders: Sequence[Path | str]) -> list[str]:
+def run_names(folders: Sequence[Location]) -> list[str]:
     """Return for each folder the shortest end of its path that no other folder has. Addresses (s3a://...) are allowed.
 
     >>> run_names(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
@@ -31,9 +32,9 @@ def run_names(folders: Sequence[Path | str]) -> list[str]:
         lengths = longer
 
 
-def _parts(folder: Path | str) -> tuple[str, ...]:
-    if isinstance(folder, str) and "://" in folder:
-        path = PurePosixPath("/", folder.partition("://")[2])
+def _parts(folder: Location) -> tuple[str, ...]:
+    if is_address(folder):
+        path = PurePosixPath("/", str(folder).partition("://")[2])
     else:
         path = PurePosixPath(Path(folder).resolve().as_posix())
     return path.parts[1:] or ("root",)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from truenext.errors import ConfigurationError
 from truenext.spark.broker.options import CREDENTIAL_NAMES, GivenOptions, QueryOptions
+from truenext.spark.paths import is_address
 
 if TYPE_CHECKING:
     from truenext.spark.history.places import History
@@ -57,7 +58,7 @@ def parse_options(options: Mapping[str, str]) -> HistoryOptions:
         raise ConfigurationError(
             "a history needs one of two options: path, a broker's data folder, or url, a broker that runs"
         )
-    if "://" in path:
+    if is_address(path):
         raise ConfigurationError(
             f"option path: {path} is an address, which only a batch of `truenext audit` can read; mount it as a folder"
         )

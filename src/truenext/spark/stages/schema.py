@@ -8,7 +8,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import SUFFIX, stage_files
-from truenext.spark.paths import path_to_read
+from truenext.spark.paths import Location, below, is_address, path_to_read
 
 OUTCOMES = ("completed", "already processed", "failed", "rejected", "released", "in doubt")
 
@@ -33,7 +33,7 @@ STAGE_EVENTS = StructType(
 )
 
 
-def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> DataFrame:
+def read_stage_events(spark: SparkSession, folders: Sequence[Location]) -> DataFrame:
     """Return all events of stages in these folders. An address with a scheme (s3a://) is given to Spark unchanged.
     Lines that a crash has cut are left out.
 
@@ -41,8 +41,8 @@ def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> Dat
     """
     paths = []
     for folder in folders:
-        if isinstance(folder, str) and "://" in folder:
-            paths.append(f"{folder.rstrip('/')}/*{SUFFIX}")
+        if is_address(folder):
+            paths.append(str(below(folder, f"*{SUFFIX}")))
             continue
         files = stage_files(Path(folder).resolve())
         if not files:
