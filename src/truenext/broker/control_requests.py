@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator
 from functools import partial
 from io import BytesIO
+from typing import Any
 
 import msgspec
 
@@ -189,9 +190,10 @@ class ControlRequests:
 
     def connection_closed(self, session: ConnectionState) -> None:
         """Drop the answers of a closed connection."""
-        for waiting in (self._finished, self._others):
+        unsent: tuple[deque[Any], ...] = (self._finished, self._others)
+        for waiting in unsent:
             for one in [one for one in waiting if one[0] is session]:
-                waiting.remove(one)  # type: ignore[arg-type]
+                waiting.remove(one)
                 self._count_answered(session)
         self._begin_next()
         self._received(session)

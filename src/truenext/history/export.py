@@ -98,7 +98,7 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
             pq.write_table(table.filter(pc.equal(dates, date)), file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
-        written.append(new.rename(day / f"{stem}.parquet"))
+        written.append(new.rename(day / f"{stem}{PARQUET_SUFFIX}"))
     return written
 
 

@@ -194,5 +194,7 @@ def _list_address(spark: SparkSession, address: str) -> list[str]:
     """Return all files of histories below an address, as Spark encodes them."""
     files = spark.read.format("binaryFile").option("recursiveFileLookup", True)
     with opening(address):
-        listed = [files.option("pathGlobFilter", "*" + end).load(address).inputFiles() for end in (SUFFIX, ".parquet")]
+        listed = [
+            files.option("pathGlobFilter", "*" + end).load(address).inputFiles() for end in (SUFFIX, PARQUET_SUFFIX)
+        ]
     return [path for path in chain.from_iterable(listed) if f"/{ASIDE}" not in path]

@@ -254,5 +254,5 @@ def choose_blocks(
 
 
 def _in_blocks(events: DataFrame, numbers: Sequence[int]) -> DataFrame:
-    wanted = events.sparkSession.createDataFrame([(number,) for number in numbers], "block bigint")
-    return events.withColumn("block", block()).join(F.broadcast(wanted), "block", "left_semi").drop("block")
+    blocks_to_read = events.sparkSession.createDataFrame([(number,) for number in numbers], "block bigint")
+    return events.withColumn("block", block()).join(F.broadcast(blocks_to_read), "block", "left_semi").drop("block")

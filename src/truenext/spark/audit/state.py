@@ -33,7 +33,7 @@ _STATE = "state.json"
 _LOCK = "lock"
 _NAME = "name"
 _OWN = re.compile(r"state\.json(\.unfinished)?|lock|cut-\d+|checkpoint|name(\.unfinished)?")
-"""Names of what is in a folder of a state, those of `--follow` included."""
+"""Names of the files and folders in a folder of a state, with those of `--follow`."""
 
 
 class AuditSummary(msgspec.Struct, frozen=True):

@@ -44,8 +44,8 @@ def audit_stages(
     since: datetime | None = None,
 ) -> StageResults:
     """Audit `stage_events`, the events of stages, against `events`, the history of the broker with the identity
-    `broker`, None if it is not known. If `queue` is given, only
-    this queue is audited. `last_gap` is the number of the last event that the history lacks; 0 if it lacks none.
+    `broker`, None if it is not known. If `queue` is given, only this queue is audited. `last_gap` is the number of the
+    last event that the history lacks; 0 if it lacks none.
 
     Executions of messages of other brokers are left out. If the broker `is_only`, executions that name no broker are
     its own, as services of earlier versions have recorded them.
