@@ -18,8 +18,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.options import positive
@@ -57,16 +59,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as folder, _broker(Path(folder)) as (url, broker):
         full = _rate(url, options.seconds, None)
         print(f"broker alone: {full:,.0f} messages a second")
-        alone = _cost_us(broker, options.seconds * full / 2, lambda: _rate(url, options.seconds, full / 2))
-        print(f"at half of that: {alone:.1f} us of the broker's processor time a message")
+        with _cost_of(broker) as alone:
+            alone.messages = options.seconds * _rate(url, options.seconds, full / 2)
+        print(f"at half of that: {alone.us:.1f} us of the broker's processor time a message")
         with _followed(Path(folder), url) as query:
-            delays: list[float] = []
-            followed = _cost_us(
-                broker,
-                options.seconds * full / 2,
-                lambda: delays.extend(_delays(query, url, full / 2, options.seconds)),
+            with _cost_of(broker) as followed:
+                rate, delays = _delays(query, url, full / 2, options.seconds)
+                followed.messages = options.seconds * rate
+            print(
+                f"while it is followed: {followed.us:.1f} ({followed.us / alone.us - 1:+.1%}), at {rate:,.0f} a second"
             )
-            print(f"while it is followed: {followed:.1f} ({followed / alone - 1:+.1%})")
             p95 = statistics.quantiles(delays, n=20)[-1] if len(delays) > 1 else max(delays, default=float("nan"))
             print(
                 f"planted inversion at half of the rate: told after {statistics.median(delays):.1f} s, p95 {p95:.1f} s"
@@ -144,19 +146,31 @@ def _rate(url: str, seconds: float, rate: float | None) -> float:
     return count / (time.monotonic() - began)
 
 
-def _cost_us(pid: int, messages: float, run: Callable[[], object]) -> float:
-    """Return the microseconds of processor time of a process and its session for each message of a run."""
-    before = _processor_s(pid)
-    run()
-    return (_processor_s(pid) - before) / messages * 1e6
+@dataclass
+class _Cost:
+    seconds: float = 0.0
+    messages: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """Microseconds of processor time a message."""
+        return self.seconds / self.messages * 1e6
 
 
-def _delays(query: _Query, url: str, rate: float, seconds: float) -> list[float]:
-    """Plant inversions under load, and return the seconds until each was told."""
-    load = threading.Thread(target=_rate, args=(url, seconds, rate))
-    load.start()
+@contextmanager
+def _cost_of(pid: int) -> Iterator[_Cost]:
+    """Measure the processor time of a process that leads a session, and of the session, inside the block, which counts
+    the messages."""
+    cost, before = _Cost(), _processor_s(pid)
+    yield cost
+    cost.seconds = _processor_s(pid) - before
+
+
+def _delays(query: _Query, url: str, rate: float, seconds: float) -> tuple[float, list[float]]:
+    """Plant inversions under load. Return the rate of the load, and the seconds until each inversion was told."""
+    load = ThreadPoolExecutor().submit(_rate, url, seconds, rate)
     planted: dict[int, float] = {}
-    while load.is_alive():
+    while not load.done():
         with blocking.connect(url) as connection:
             for priority in (4, 9):
                 connection.send("/queue/planted", b"x", priority=priority)
@@ -167,11 +181,11 @@ def _delays(query: _Query, url: str, rate: float, seconds: float) -> list[float]
                     if message.priority == 9:
                         planted[int(message.headers["truenext-sequence"])] = time.monotonic()
                     message.ack()
-        load.join(_PAUSE_SECONDS)
+        wait([load], _PAUSE_SECONDS)
     ends_at = time.monotonic() + 60.0
     while planted.keys() - query.told.keys() and time.monotonic() < ends_at:
         time.sleep(0.1)
-    return [query.told.get(each, float("inf")) - at for each, at in planted.items()]
+    return load.result(), [query.told.get(each, float("inf")) - at for each, at in planted.items()]
 
 
 def _processor_s(pid: int) -> float:
