@@ -9,8 +9,10 @@ from operator import attrgetter
 import msgspec
 from msgspec import structs
 
-from truenext.spark.audit.cut import QueueCut, depth_mask, join_idle_times
-from truenext.spark.audit.model import TimelineRow
+from truenext.spark.audit import sections
+from truenext.spark.audit.cut import MessageRow, QueueCut, depth_mask, join_idle_times
+from truenext.spark.audit.lifetime import MARKS, MESSAGE_CODES
+from truenext.spark.audit.model import EventCode, MessageState, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.sections import queue_cuts
 from truenext.spark.audit.sweep import MESSAGE_COLUMNS, process
@@ -53,8 +55,82 @@ def split(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> Iterator[tuple[in
         yield first, [row for row in rows if first <= row.event < after]
 
 
+class Rest:
+    """Messages of a queue that rest behind a cut, told without bits and stretches."""
+
+    def __init__(self, rows: Sequence[TimelineRow]) -> None:
+        marks = [row for row in rows if row.code in MARKS]
+        by_message = sections._by(attrgetter("sequence"), rows, MESSAGE_CODES)
+        self._marks = sections.ordered(marks, sections._not_recovered(by_message, marks, sections._recoveries(rows)))
+        self._events = {sequence: [row.event for row in own] for sequence, own in by_message.items()}
+
+    def reduced(self, cut: QueueCut, end: int) -> tuple[QueueCut, list[MessageRow]]:
+        """Return the cut with the messages that the section up to `end` needs, and the others."""
+        known, others = [], []
+        lanes = set()
+        for message in cut.messages:
+            lane = message.state, message.priority, message.group
+            is_waiting = message.state is MessageState.WAITING
+            if not self._rests(message, cut.event, end) or (is_waiting and lane not in lanes):
+                known.append(message)
+                lanes |= {lane} if self._rests(message, cut.event, end) else set()
+            else:
+                others.append(message)
+        resting = sum(each.state is MessageState.WAITING for each in others)
+        return structs.replace(cut, messages=known, resting=resting), others
+
+    def _rests(self, message: MessageRow, cut: int, end: int) -> bool:
+        if any(cut <= event < end for event in self._events[message.sequence]) or message.visible_event >= cut:
+            return False
+        marks = [mark for mark in self._marks if cut <= mark.event < end]
+        if message.state is MessageState.WAITING:
+            return all(_is_kept(message, mark) for mark in marks)
+        holds_back = message.is_blocking or (message.state is MessageState.DELAYED and message.group)
+        return not marks and message.state is not MessageState.HELD and not holds_back
+
+
+def _is_kept(message: MessageRow, mark: TimelineRow) -> bool:
+    if mark.code == EventCode.GAP:
+        return message.is_persistent
+    if mark.code == EventCode.NOT_RECOVERED:
+        return True
+    is_continued = mark.code == EventCode.RUN_STARTED and bool(mark.number & StartFlag.CONTINUED)
+    return is_continued and (message.is_persistent or bool(mark.number & StartFlag.CLEAN))
+
+
+def check_at_rest(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
+    """Audit a queue in sections that do not know the messages that rest."""
+    whole = Outcome([fed(QueueAudit(STUCK_US), rows)])
+    computed = [*queue_cuts(rows, cuts), None]
+    rest = Rest(rows)
+    audits = []
+    others: list[MessageRow] = []
+    following = [*cuts[1:], rows[-1].event + 1]
+    for (_, some), cut, end in zip(split(rows, cuts), [None, *computed], [cuts[0], *following], strict=False):
+        if cut is None:
+            audits.append(fed(QueueAudit(STUCK_US), some))
+        else:
+            reduced, others = rest.reduced(cut, end)
+            audits.append(fed(QueueAudit.begin(reduced, STUCK_US), some))
+        if end <= rows[-1].event:
+            (at_end,) = (each for each in computed if each is not None and each.event == end)
+            known = {each.sequence for each in others}
+            expected = [each for each in at_end.messages if each.sequence not in known]
+            saved = audits[-1].save(end)
+            assert structs.replace(saved, idle=None) == structs.replace(at_end, messages=expected)
+    # Messages that are left are not known to the last audit.
+    names = sorted(each.sequence for each in others if each.priority >= 0)
+    left = [each for each in whole.finished if each[3] in names]
+    found = Outcome(audits)
+    assert len(left) == len(names)
+    found.finished = sorted([*found.finished, *left], key=repr)
+    assert found == whole
+
+
 def check(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
-    """Audit a queue in sections, each from the cut that is computed, and again one after the other."""
+    """Audit a queue in sections, each from the cut that is computed, without messages that rest, and again one after
+    the other."""
+    check_at_rest(rows, cuts)
     whole = Outcome([fed(QueueAudit(STUCK_US), rows)])
     computed = queue_cuts(rows, cuts)
     parallel: list[QueueAudit] = []

@@ -15,7 +15,7 @@ from tests.spark.plain import by_queue, rows_of
 from truenext.spark.audit.cut import CutCode, QueueCut
 from truenext.spark.audit.model import NEVER, EventCode, Finding, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
-from truenext.spark.audit.resume import SavedAudit, _become_durable, reset_marks
+from truenext.spark.audit.resume import SAVED_COLUMNS, SavedAudit, _after_starts, _become_durable, reset_marks
 from truenext.spark.audit.section_sweep import WHOLE, Stop, sweep_batches
 from truenext.spark.audit.state import AuditState
 from truenext.spark.audit.timeline import COLUMNS
@@ -104,15 +104,20 @@ def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
         rows = [each for each in rows_of(events_up_to_end) if each["code"] != EventCode.FINISHED]
         new = rows if state is None else [each for each in rows if each["event"] > state.last_event]
         fresh = WHOLE
+        cut, resting, has_start = _durable(saved, rows, state), list[dict[str, Any]](), False
         if state is not None:
-            is_recovered = any(
-                each["run"] == state.run and each["kind"] not in ("run-started", "recovered")
+            after_recovery = [
+                each["event"]
                 for each in events_up_to_end
-            )
+                if each["run"] == state.run and each["kind"] not in ("run-started", "recovered")
+            ]
+            is_recovered = bool(after_recovery)
+            has_start = not is_recovered or after_recovery[0] > state.last_event or _has(new, EventCode.RUN_STARTED)
+            cut, resting = _divided(cut, new, has_start=has_start)
             fresh = SavedAudit(state, None).fresh(is_recovered=is_recovered)  # type: ignore[arg-type]
-        batches = [_batch([*_durable(saved, rows, state), *new])]
+        batches = [_batch([*cut, *new])]
         swept = [each for out in sweep_batches(batches, STUCK_US, fresh, stop) for each in out.to_pylist()]
-        saved = [each for each in swept if each["row"] == "saved"]
+        saved = [each for each in swept if each["row"] == "saved"] + _left(resting, swept, new, has_start=has_start)
         names = Finding.__struct_fields__
         found.append(
             [(each["queue"], Finding(**{n: each[n] for n in names})) for each in swept if each["row"] == "finding"]
@@ -144,20 +149,79 @@ def _durable(
     if state is None or not saved:
         return []
     visible = {each["sequence"]: each for each in rows if each["code"] == EventCode.ACCEPTED}
+    names = ("queue", "code", "sequence", "number", "payload")
     batch = _batch(
         [
-            {name: each[name] for name in ("queue", "code", "sequence", "number", "payload")}
+            {name: each[name] for name in names}
             | {name: _later(visible.get(each["sequence"]), name, state.last_event) for name in _VISIBLE}
             for each in saved
             if each["code"] == CutCode.SAVED
         ],
-        names=("queue", "code", "sequence", "number", "payload", *_VISIBLE),
+        names=(*names, *_VISIBLE),
     )
     messages = [each for out in _become_durable([batch]) for each in out.to_pylist()]
+    lanes = {each["sequence"]: {name: each[name] for name in _OF_MESSAGES} for each in saved}
+    messages = [each | lanes[each["sequence"]] for each in messages]
     others = [each for each in saved if each["code"] != CutCode.SAVED]
     return [each | {"event": state.last_event} for each in (*messages, *others)]
 
 
+def _divided(
+    cut: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], *, has_start: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows that the sweep of the `new` events needs, and those of messages that rest."""
+    marks = {each["event"]: each for each in new if each["code"] in (EventCode.RUN_STARTED, EventCode.GAP)}
+    starts = [each["number"] for each in marks.values() if each["code"] == EventCode.RUN_STARTED]
+    if not all(each & StartFlag.CONTINUED for each in starts) or (marks and marks[max(marks)]["code"] == EventCode.GAP):
+        return [*cut], []
+    are_all_found = len(starts) == len(marks) and all(each & StartFlag.CLEAN for each in starts)
+    touched = {each["sequence"] for each in new}
+    changed = {each["queue"] for each in new if each["code"] in (EventCode.ENDED, EventCode.DRAINED)}
+    known, resting = [], []
+    lanes: set[tuple[Any, ...]] = set()
+    for row in sorted(cut, key=lambda each: each["sequence"] or -1):
+        is_waiting = row["priority"] is not None
+        lane = row["queue"], row["priority"], row["group"]
+        rests = row["rests"] and row["sequence"] not in touched and row["queue"] not in changed
+        if has_start:
+            rests = rests and is_waiting and (are_all_found or row["persistent"])
+        if not rests or (is_waiting and lane not in lanes):
+            known.append(row)
+            lanes |= {lane} if rests else set()
+        else:
+            resting.append(row)
+    # One row for each message is as good as one for all of a queue.
+    counts = [
+        each | {"code": CutCode.RESTING, "number": 1, "payload": b""}
+        for each in resting
+        if each["priority"] is not None
+    ]
+    return [*known, *counts], resting
+
+
+def _left(
+    resting: Sequence[dict[str, Any]],
+    swept: Sequence[dict[str, Any]],
+    new: Sequence[dict[str, Any]],
+    *,
+    has_start: bool,
+) -> list[dict[str, Any]]:
+    """Return the rows of the next cut for messages that rest, after all starts."""
+    if not has_start:
+        return [*resting]
+    sections = [each for each in swept if (each["row"], each["code"]) == ("saved", CutCode.SECTION)]
+    in_doubt = {each["queue"] for each in sections if each["number"]}
+    rows = [each | {"is_in_doubt": True if each["queue"] in in_doubt else None} for each in resting]
+    batch = _batch(rows, names=(*SAVED_COLUMNS, "is_in_doubt"))
+    after = _after_starts([batch], has_gap=_has(new, EventCode.GAP))
+    return [each | {"row": "saved"} for out in after for each in out.to_pylist()]
+
+
+def _has(rows: Sequence[dict[str, Any]], code: EventCode) -> bool:
+    return any(each["code"] == code for each in rows)
+
+
+_OF_MESSAGES = ("persistent", "rests", "priority", "group")
 _VISIBLE = ("visible_event", "visible_at")
 
 
@@ -168,6 +232,7 @@ def _later(row: dict[str, Any] | None, name: str, event: int) -> int | None:
 
 
 def _batch(rows: Sequence[dict[str, Any]], names: Sequence[str] = (*COLUMNS, "section", "payload")) -> pa.RecordBatch:
-    types = {"queue": pa.string(), "payload": pa.binary(), "persistent": pa.bool_()}
+    types = {"queue": pa.string(), "payload": pa.binary()}
+    types |= dict.fromkeys(("persistent", "rests", "is_in_doubt"), pa.bool_())
     arrays = [pa.array([each.get(name) for each in rows], types.get(name, pa.int64())) for name in names]
     return pa.RecordBatch.from_arrays(arrays, names=[*names])

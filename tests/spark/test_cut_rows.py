@@ -23,18 +23,22 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 
 from tests.spark import test_sections
+from tests.spark.cutting import Rest
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory, joined
 from tests.spark.plain import by_queue, rows_of
 from tests.spark.test_cuts import EXAMPLES, random_history, seeds
 from truenext.spark.audit import audit as audit_module
 from truenext.spark.audit import cut_rows as rows_module
+from truenext.spark.audit import resting as resting_module
 from truenext.spark.audit import section_plan as plan_module
 from truenext.spark.audit import sections as sections_module
+from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import ConsumerRow, CutCode, MessageRow, QueueCut, SectionRow
 from truenext.spark.audit.cut_rows import CutHistory, Recoveries
 from truenext.spark.audit.lifetime import ENDS, MARKS, MESSAGE_CODES
 from truenext.spark.audit.model import NEVER, ConsumerFlags, EventCode, TimelineRow
+from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import Grain, Section, SectionPlan
 from truenext.spark.audit.sections import CONSUMER_CODES, RESETS, queue_cuts
 
@@ -72,10 +76,10 @@ def plan_of(timelines: Timelines, size: int) -> SectionPlan:
 
 def _grain(queue: str, number: int, rows: Sequence[TimelineRow]) -> Grain:
     codes = Counter(row.code for row in rows)
+    grouped = sum(row.code == EventCode.ACCEPTED and row.detail_code != 0 for row in rows)
     last = {code: max((row.event for row in rows if row.code == code), default=0) for code in _PAUSES}
-    return Grain(
-        *(queue, number, len(rows), codes[EventCode.ACCEPTED], sum(codes[each] for each in ENDS)), *last.values()
-    )
+    ends = sum(codes[each] for each in ENDS)
+    return Grain(*(queue, number, len(rows), codes[EventCode.ACCEPTED], grouped, ends), *last.values())
 
 
 _PAUSES = (EventCode.PAUSED, EventCode.RESUMED)
@@ -86,6 +90,7 @@ def history_of(timelines: Timelines, size: int) -> CutHistory:
     marks = [row for row in rows if row.code in RESETS | {EventCode.FINISHED}]
     first = min(row.event for rows in timelines.values() for row in rows)
     marks = rows_module.with_beginnings(marks, [(first, marks[-1].event - 1)])
+    marks.append(TimelineRow(1 << NUMBER_BITS, 0, EventCode.RUN_STARTED))  # Of another broker.
     return CutHistory(plan_of(timelines, size), None, None, None, marks)  # type: ignore[arg-type]
 
 
@@ -100,7 +105,10 @@ def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, An
     """Return the rows of `cut_rows`."""
     cuts, recoveries = history.plan.cuts(), recoveries_of(timelines)
     messages = _batches(timelines, MESSAGE_CODES, attrgetter("sequence"))
-    marks = {queue: [row for row in rows if row.code in MARKS] for queue, rows in timelines.items()}
+    marks = {
+        queue: sorted([*history.resets_of(queue), *(row for row in rows if row.code in MARKS - RESETS)])
+        for queue, rows in timelines.items()
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "_count", _count)
         marks, counts = rows_module._with_losses(messages, marks, recoveries)  # type: ignore[arg-type]
@@ -108,7 +116,7 @@ def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, An
     held = [
         (each["queue"], each["number"], rows_module._HELD, each["sequence"], each["consumer"], each["event"] + 1, 0)
         for each in states
-        if each["number"] > 0
+        if each["code"] == CutCode.MESSAGE and each["number"] > 0
     ]
     consumers = [
         (queue, row.event, row.code, row.sequence, row.consumer, row.number, row.detail_code)
@@ -156,7 +164,8 @@ def _count(rows: Sequence[pa.RecordBatch], marks: Any, points: Any) -> Any:
 def _batches(timelines: Timelines, codes: set[EventCode], key: Any) -> list[pa.RecordBatch]:
     """Return the rows with these codes, a batch for each message."""
     found = [(queue, *row) for queue, rows in timelines.items() for row in rows if row.code in codes]
-    found.sort(key=lambda each: (key(TimelineRow(*each[1:])), each[1]))
+    # By queue, too: in a wrong history two queues have events of one message.
+    found.sort(key=lambda each: (key(TimelineRow(*each[1:])), each[:2]))
     of_each = groupby(found, key=lambda each: (each[0], key(TimelineRow(*each[1:]))))
     return [_batch([*some], ("queue", *TimelineRow._fields)) for _, some in of_each]
 
@@ -191,9 +200,16 @@ def check_cuts(timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str,
         of_sections[row["section"]].append(row)
     assert [*of_sections] and {*of_sections} == {*range(len(plan.sections))}
     for queue, cuts in plan.cuts().items():
-        for (event, section), cut in zip(cuts.items(), queue_cuts(timelines[queue], [*cuts]), strict=True):
+        rest, end = Rest(timelines[queue]), timelines[queue][-1].event
+        *computed, at_end = queue_cuts(timelines[queue], [*cuts, end])
+        others: list[MessageRow] = []
+        for cut, (first, until) in zip(computed, pairwise([*cuts, end + 1]), strict=True):
             cut.queue.first_dispatches = 0
-            assert decoded(event, of_sections[section]) == cut
+            reduced, others = rest.reduced(cut, until)
+            assert decoded(first, of_sections[cuts[first]]) == reduced
+        left = [_payload(each, MessageRow) for each in rows if (each["queue"], each["code"]) == (queue, CutCode.LEFT)]
+        names = {each.sequence for each in others}
+        assert sorted(left, key=attrgetter("sequence")) == [each for each in at_end.messages if each.sequence in names]
     # The first section of the next queue begins with 0.
     ends = [*(each.first for each in plan.sections[1:]), 0]
     for number, (each, end) in enumerate(zip(plan.sections, ends, strict=True)):
@@ -222,7 +238,8 @@ def decoded(event: int, rows: Sequence[dict[str, Any]]) -> QueueCut:
     queue.knows_exclusive |= any(each["code"] == CutCode.GAP_DISPATCH for each in rows)
     consumers.sort(key=attrgetter("since"))
     messages.sort(key=attrgetter("sequence"))
-    return QueueCut(event, queue, consumers, messages)
+    resting = sum(each["number"] for each in rows if each["code"] == CutCode.RESTING)
+    return QueueCut(event, queue, consumers, messages, resting=resting)
 
 
 def _payload(row: dict[str, Any], type: Any) -> Any:
@@ -238,6 +255,11 @@ def check_random(seed: int) -> None:
     check_history(random_history(seed), random.Random(seed).choice([2, 5, 20]))
 
 
+def test_message_with_an_event_in_another_queue_is_followed_as_one() -> None:
+    """Event 21, in queue b, had cut the rows of queue a's message 1 in two."""
+    check_random(1189113347)
+
+
 class Stopped(Exception):
     """Ends an audit once the cuts are there."""
 
@@ -251,9 +273,9 @@ def test_rows_of_cuts_by_spark_are_those_that_are_computed_in_memory(
     rows: list[dict[str, Any]] = []
 
     def stop(history: CutHistory, carried: DataFrame) -> None:
-        found, cached = rows_module.cut_rows(history, carried)
+        found, left, cached = rows_module.cut_rows(history, carried)
         plans.append(history.plan)
-        rows.extend(each.asDict() for each in found.collect())
+        rows.extend(each.asDict() for each in found.unionByName(left).collect())
         for each in cached:
             each.unpersist()
         raise Stopped
@@ -285,9 +307,57 @@ FAULTS = [
         "yield _batch(found, CUT_SCHEMA)\n            found",
         "found",
     ),
-    Fault("rows flushed twice", rows_module, "_message_states", "found = []\n    yield", "pass\n    yield"),
-    Fault("event of the section itself", rows_module, "_message_states", "cut - 1", "cut"),
-    Fault("arrival taken for a position", rows_module, "_message_states", "-message.arrival, -", "message.arrival, -"),
+    Fault("rows flushed twice", rows_module, "_message_states", "found = []\n    for", "pass\n    for"),
+    Fault("event of the section itself", rows_module, "_message_states", "cut - 1, int(code)", "cut, int(code)"),
+    Fault("arrival taken for a position", rows_module, "_message_states", "=-message.arrival", "=message.arrival"),
+    Fault("messages that are left forgotten", rows_module, "_message_states", "if is_left and", "if False and"),
+    Fault("messages at rest not counted", rows_module, "_message_states", "of_queue.resting()", "()"),
+    Fault(
+        "mark in a section missed", QueueCuts, "__init__", "every & ~self.sections(row.event for row in marks)", "-1"
+    ),
+    Fault(
+        "event before the first cut in the first section",
+        QueueCuts,
+        "sections",
+        "(self.cuts, event) >> 1",
+        "(self.cuts, event)",
+    ),
+    Fault("message at rest not visible yet", QueueCuts, "rest", "visible = every & -(1 <<", "visible = every | (1 <<"),
+    Fault("message at rest with an event", QueueCuts, "rest", "visible & ~own", "visible"),
+    Fault("state of a message at rest changed", QueueCuts, "rest", "rests &= self._unmarked", "pass"),
+    Fault("start taken for an end", QueueCuts, "rest", "self._with_persistent if", "self._unmarked if"),
+    Fault(
+        "transient message found after a crash",
+        QueueCuts,
+        "rest",
+        "else self._with_transient",
+        "else self._with_persistent",
+    ),
+    Fault("first of another priority", QueueCuts, "rest", "(message.priority, message.group)", "(4, message.group)"),
+    Fault("first of another group", QueueCuts, "rest", "(message.priority, message.group)", "(message.priority, 0)"),
+    Fault("first of a section for each message", QueueCuts, "rest", "= with_first | rests", "= with_first"),
+    Fault("first of another section", QueueCuts, "rest", "= with_first | rests", "= -1"),
+    Fault("message left in any section", QueueCuts, "rest", "bool(unknown & self._last)", "bool(unknown)"),
+    Fault("numbers of all sections", QueueCuts, "resting", "if sections >> position & 1", ""),
+    Fault("gap taken for an end", resting_module, "_keeps_persistent", "mark.code == EventCode.GAP or", ""),
+    Fault("loss taken for an end", resting_module, "_keeps_transient", "mark.code == EventCode.NOT_RECOVERED or", ""),
+    Fault(
+        "unknown run taken for a start",
+        resting_module,
+        "_is_continued",
+        "and bool(mark.number & StartFlag.CONTINUED)",
+        "",
+    ),
+    Fault("crash taken for a stop", resting_module, "_keeps_transient", " and is_clean", ""),
+    Fault("held message at rest", MessageRow, "can_rest", "self.state is MessageState.HELD", "False"),
+    Fault("blocking message at rest", MessageRow, "can_rest", "self.is_blocking or self.group", "self.group"),
+    Fault(
+        "delayed message of a group at rest",
+        MessageRow,
+        "can_rest",
+        "self.is_blocking or self.group",
+        "self.is_blocking",
+    ),
     Fault(
         "rows of consumers flushed twice", rows_module, "_follow_consumers", "found = []\n    yield", "pass\n    yield"
     ),
@@ -365,20 +435,21 @@ FAULTS = [
         "max(backlog + each.arrivals - each.ends, 0)",
         "backlog + each.arrivals - each.ends",
     ),
+    Fault("groups forgotten", plan_module, "queue_sections", "min(backlog, grouped)", "backlog"),
     Fault("backlog forgotten", plan_module, "queue_sections", "max(section_events, largest)", "section_events"),
     Fault(
         "largest backlog of an earlier section kept",
         plan_module,
         "queue_sections",
-        "            largest = backlog\n",
+        "            largest = of_groups\n",
         "",
     ),
-    Fault("short rest", plan_module, "queue_sections", " and left > max(section_events, backlog) // 2", ""),
+    Fault("short rest", plan_module, "queue_sections", " and left > max(section_events, of_groups) // 2", ""),
     Fault(
         "rest below the backlog",
         plan_module,
         "queue_sections",
-        "max(section_events, backlog) // 2",
+        "max(section_events, of_groups) // 2",
         "section_events // 2",
     ),
     Fault(

@@ -71,11 +71,15 @@ def _found(tables: dict[str, DataFrame]) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
-def test_section_of_a_queue_has_as_many_events_as_messages_wait() -> None:
+def grain(number: int, arrivals: int, ends: int, *, grouped: int = 0, paused: int = 0, resumed: int = 0) -> Grain:
+    return Grain("q", number, 10, arrivals, grouped, ends, paused, resumed)
+
+
+def test_section_of_a_queue_has_as_many_events_as_messages_of_groups_wait() -> None:
     """100 messages come, 100 more come and go with them in turn, and all go."""
-    grains = [Grain("q", number, 10, arrivals=10, ends=0, paused=0, resumed=0) for number in range(10)]
-    grains += [Grain("q", number, 10, arrivals=5, ends=5, paused=0, resumed=0) for number in range(10, 30)]
-    grains += [Grain("q", number, 10, arrivals=0, ends=10, paused=0, resumed=0) for number in range(30, 40)]
+    grains = [grain(number, 10, 0, grouped=10) for number in range(10)]
+    grains += [grain(number, 5, 5, grouped=5) for number in range(10, 30)]
+    grains += [grain(number, 0, 10) for number in range(30, 40)]
     sections = [*section_plan.queue_sections(grains, 4, section_events=20)]
     assert [(each.first, each.arrivals, each.ticks) for each in sections] == [
         (0, 0, 0),
@@ -86,23 +90,25 @@ def test_section_of_a_queue_has_as_many_events_as_messages_wait() -> None:
     ]
 
 
-def test_sections_of_a_queue_without_backlog_have_the_least_number_of_events() -> None:
-    grains = [Grain("q", number, 10, 5, 5, paused=number == 2, resumed=0) for number in range(0, 20, 2)]
+def test_sections_of_a_queue_without_groups_have_the_least_number_of_events() -> None:
+    grains = [grain(number, 9, 1, paused=number == 2) for number in range(0, 20, 2)]
     sections = [*section_plan.queue_sections(grains, 0, section_events=25)]
     assert [each.ticks for each in sections] == [0, 30, 60]
     assert all(after.first > before.first for before, after in pairwise(sections))
     assert [each.paused for each in sections] == [0, 1, 1]
 
 
-def test_sections_are_as_short_as_their_backlogs_allow() -> None:
+def test_sections_are_as_short_as_their_groups_allow() -> None:
     for seed in range(50):
         numbers = random.Random(seed)
         waves = numbers.choices([(10, 0), (0, 10), (5, 5)], [seed % 3, 1, 1], k=60)
-        grains = [Grain("q", number, sum(wave), *wave, 0, 0) for number, wave in enumerate(waves)]
+        grouped = [numbers.randint(0, arrivals) for arrivals, _ in waves]
+        grains = [grain(at, *wave, grouped=some) for at, (wave, some) in enumerate(zip(waves, grouped, strict=True))]
         # At the beginning of each grain, and at the end. More messages may go than the history knows of.
-        backlogs = [0]
-        for arrivals, ends in waves:
-            backlogs.append(max(backlogs[-1] + arrivals - ends, 0))
+        waiting, backlogs = 0, [0]
+        for at, (arrivals, ends) in enumerate(waves):
+            waiting = max(waiting + arrivals - ends, 0)
+            backlogs.append(min(waiting, sum(grouped[: at + 1])))
         firsts = [0]
         for at in range(1, 60):
             events, rest = 10 * (at - firsts[-1]), 10 * (60 - at)
@@ -112,7 +118,7 @@ def test_sections_are_as_short_as_their_backlogs_allow() -> None:
 
 
 def test_section_has_the_last_pause_and_the_last_end_of_one_before_it() -> None:
-    grains = [Grain("q", number, 10, 5, 5, 7 * (number == 1), 9 * (number == 1)) for number in range(6)]
+    grains = [grain(at, 5, 5, paused=7 * (at == 1), resumed=9 * (at == 1)) for at in range(6)]
     sections = [*section_plan.queue_sections(grains, 0, section_events=10)]
     assert [(each.paused, each.resumed) for each in sections] == [(0, 0), (0, 0), (7, 9), (7, 9), (7, 9), (7, 9)]
 
@@ -139,5 +145,5 @@ def test_table_of_a_plan_has_the_section_of_each_event_once() -> None:
 
 
 def test_rest_of_a_queue_that_is_short_belongs_to_its_last_section() -> None:
-    grains = [Grain("q", number, 10, 5, 5, 0, 0) for number in range(5)]
+    grains = [grain(number, 5, 5) for number in range(5)]
     assert [each.ticks for each in section_plan.queue_sections(grains, 0, section_events=20)] == [0, 20]

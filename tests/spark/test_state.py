@@ -93,6 +93,47 @@ def check_sweeps(events: list[Event], cuts: list[int]) -> None:
     assert [keys(each) for each in pieces_module.sweep_in_pieces(events, cuts)] == expected
 
 
+def test_messages_at_rest_are_found_by_starts_or_are_in_doubt() -> None:
+    for seed in seeds(EXAMPLES):
+        check_sweeps(*at_rest(seed))
+
+
+def at_rest(seed: int) -> tuple[list[Event], list[int]]:
+    """Return a history of a queue whose messages wait while its broker starts again and again, at times without some of
+    them, and its cuts."""
+    numbers = random.Random(seed)
+    story = Story(messages=0, window=9)
+    for sequence in range(1, 8):
+        group = numbers.choice([None, None, 7])
+        persistent = numbers.random() < 0.9
+        story.add("accepted", sequence=sequence, priority=4, persistent=persistent, size=1, group=group)
+    cuts = []
+    present = 7
+    for run in range(2, 6):
+        if numbers.random() < 0.7:
+            cuts.append(story.events[-1]["event"] + 1)
+        if numbers.random() < 0.3:
+            story.add("resumed").events[-1]["event"] += 1
+        start = len(story.events)
+        story.add("run-started", queue=None, reason=numbers.choice(["clean", "unclean"]))
+        count = max(present - numbers.choice([0, 0, 1, 3, -2]), 0)
+        if count:
+            story.add("recovered", count=count)
+        story.subscribe(run, window=9)
+        for sequence in numbers.sample(range(1, 8), numbers.randint(0, 2)):
+            story.dispatch(sequence, to=run)
+            if numbers.random() < 0.5:
+                story.requeue(sequence, attempts=numbers.choice([0, 1]))
+            else:
+                story.acknowledge(sequence)
+                present -= 1
+        if numbers.random() < 0.5:
+            story.events[start]["reason"] = "unclean"
+        for each in story.events[start:]:
+            each["run"] = run
+    return story.events, cuts
+
+
 def has_doubt(events: list[Event]) -> bool:
     """Return whether a later start shows that a message was durable. A piece before it cannot know that."""
     rows = rows_of(events)
@@ -391,7 +432,29 @@ FAULTS = [
     Fault("idle time forgotten", QueueAudit, "_restore_idle_time", "idle.event, idle.at", "idle.event, cut.event"),
     Fault("end of a recovery forgotten", _SectionAudit, "_begin", "= self.fresh.queue.start_flags", "= 0"),
     Fault("holder forgotten", _SectionAudit, "add", "[sequence] = message.subscription", "[sequence] = 0"),
-    Fault("consumers forgotten", _SectionAudit, "_saved_rows", "for each in cut.consumers", "for each in ()"),
+    Fault("consumers forgotten", _SectionAudit, "_saved_section", "for each in cut.consumers", "for each in ()"),
+    Fault(
+        "first of another group",
+        _SectionAudit,
+        "_saved_messages",
+        "(each.priority, each.group) if",
+        "(each.priority, 0) if",
+    ),
+    Fault("every message rests", _SectionAudit, "_saved_messages", "each.can_rest(cut.event)", "True"),
+    Fault("doubt about messages at rest forgotten", pieces_module, "_after_starts", "if is_in_doubt:", "if False:"),
+    Fault("attempts of messages at rest not forgotten", pieces_module, "_after_starts", "not has_gap", "True"),
+    Fault("first of messages in doubt", pieces_module, "_after_starts", '("priority", "group")', "()"),
+    Fault(
+        "loss of messages at rest forgotten", QueueAudit, "on_recovered", "self.resting_in_doubt + self.resting", "0"
+    ),
+    Fault(
+        "messages in doubt found again",
+        QueueAudit,
+        "on_recovered",
+        "self.resting, self.resting_in_doubt = 0,",
+        "self.resting_in_doubt =",
+    ),
+    Fault("messages in doubt resurrected", QueueAudit, "on_run_started", " + self.resting_in_doubt", ""),
     Fault("start before a new queue forgotten", SavedAudit, "fresh", "= start is not None", "= False"),
     Fault("recovery of a new queue forgotten", SavedAudit, "fresh", "(0, 0), start.event", "None, 0"),
     Fault("later commit forgotten", pieces_module, "_become_durable", "if event is not None and", "if False and"),
@@ -410,6 +473,7 @@ def _differs(seed: int) -> bool:
     events = random_history(seed)
     cuts = random_cuts(events, random.Random(seed))
     try:
+        check_sweeps(*at_rest(seed))
         if not has_doubt(events):
             check_pieces(events, cuts)
         check_sweeps(events, cuts)

@@ -75,7 +75,7 @@ def after_ends(
             "payload",
         )
         .repartition("sequence")
-        .sortWithinPartitions("sequence", "event")
+        .sortWithinPartitions("sequence", "queue", "event")
         .mapInArrow(follow, "event bigint, end_code bigint")
         .persist()
     )

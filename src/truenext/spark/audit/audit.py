@@ -36,10 +36,10 @@ from truenext.spark.audit.cut_rows import CutHistory, cut_rows, with_beginnings
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
-from truenext.spark.audit.resume import SavedAudit, reset_marks, saved_rows
+from truenext.spark.audit.resume import RestingMessages, SavedAudit, reset_marks, saved_rows
 from truenext.spark.audit.runs import gaps, runs
 from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
-from truenext.spark.audit.section_sweep import Stop, join_sections, sweep_sections
+from truenext.spark.audit.section_sweep import Stop, join_sections, left_rows, sweep_sections
 from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
@@ -132,8 +132,9 @@ def audit_brokers(
         plan = None
         if saved is None:
             plan = section_plan(history.of_queues, history.limits, section_events)
-        before = None
+        before = resting = None
         if saved is not None:
+            saved, resting = saved.divided(history.of_queues, reset_marks(mark_rows))
             earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
             before = Before(saved.before(histories[0].events), saved.kept(), earlier_starts)
         found = outstanding(history.of_queues, starts, plan, before).persist()
@@ -154,7 +155,7 @@ def audit_brokers(
             cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
             sweep_rows = _in_sections(rows, cut_history, found, stuck_limit, stop)
         elif stop is not None:
-            sweep_rows = _from_cut(rows, saved, history, (commit_table, proofs), stuck_limit, stop)
+            sweep_rows = _from_cut(rows, saved, resting, history, (commit_table, proofs), stuck_limit, stop)
         else:
             sweep_rows = rows.transform(timeline).transform(sweep, stuck_seconds).persist()
         found.unpersist()
@@ -191,6 +192,9 @@ def audit_brokers(
     following = None
     if goes_on:
         rows = saved_rows(sweep_rows, with_opened, commit_table, history.run_rows[0][-1]["run"])
+        if resting is not None:
+            rows = rows.unionByName(resting.saved(sweep_rows))
+            cached += resting.cached
         following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
     return AuditResults(tables, tuple(verdicts), tuple(cached), following)
 
@@ -307,8 +311,10 @@ def _in_sections(
     rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None
 ) -> DataFrame:
     """Audit the queues of the history's plan by section, all others whole, and return the cached rows of the sweep."""
-    cuts, cached = cut_rows(history, found.where("is_carried").select("sequence"))
-    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, stop=stop).persist()
+    cuts, left, cached = cut_rows(history, found.where("is_carried").select("sequence"))
+    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, stop=stop)
+    ends = {queue: Stop(end.event, end.at) for queue in history.plan.totals for end in history.marks_of(queue)[-1:]}
+    of_sections = of_sections.unionByName(left_rows(left, ends, is_saved=stop is not None)).persist()
     joined = join_sections(of_sections, history.plan, stuck_limit, stop).persist()
     joined.count()
     for each in (of_sections, *cached):
@@ -319,6 +325,7 @@ def _in_sections(
 def _from_cut(
     rows: DataFrame,
     saved: SavedAudit | None,
+    resting: RestingMessages | None,
     history: _JudgedHistory,
     durability: tuple[DataFrame, DataFrame],
     stuck_limit: int,
@@ -328,7 +335,10 @@ def _from_cut(
     if saved is None:
         return sweep_sections(rows, None, None, stuck_limit, stop=stop).persist()
     fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
-    return sweep_sections(rows, saved.rows(*durability), None, stuck_limit, fresh=fresh, stop=stop).persist()
+    cuts = saved.rows(*durability)
+    if resting is not None:
+        cuts = cuts.unionByName(resting.rows(saved.state))
+    return sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop).persist()
 
 
 def _next_state(

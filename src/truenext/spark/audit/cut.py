@@ -83,6 +83,13 @@ class MessageRow(msgspec.Struct):
     is_expiring: bool = False
     """True if the durable subscription of the message has ended."""
 
+    def can_rest(self, cut: int) -> bool:
+        """Return whether the message can rest from a cut on: while no event is its own or applies to all messages, it
+        matters to others only by its number, and as the first of its priority and group."""
+        if self.visible_event >= cut or self.state is MessageState.HELD:
+            return False
+        return self.state is not MessageState.DELAYED or not (self.is_blocking or self.group)
+
 
 COMMON_FIELDS = MessageRow.__struct_fields__[:15]
 """Fields that MessageRow and AuditedMessage have both, with the same values."""
@@ -116,13 +123,17 @@ class QueueCut(msgspec.Struct):
     messages: list[MessageRow]
     idle: IdleTime | None = None
     """Idle time that lasts at the cut. None without one, or if its start is in an earlier section and not known."""
+    resting: int = 0
+    """Number of waiting messages that rest through the whole section and have no row, because others before them of the
+    same priority and group rest, too."""
 
 
 # ---- Rows of a cut in the timeline ----
 
 
 class CutCode(IntEnum):
-    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER and GAP_DISPATCH have a `payload`."""
+    """Kinds of rows of a cut, in place of the codes of events. SECTION, CONSUMER, MESSAGE, SAVED and LEFT have a
+    `payload`."""
 
     SECTION = 0
     """The payload is a SectionRow."""
@@ -137,6 +148,11 @@ class CutCode(IntEnum):
     """A consumer that is not exclusive has got a message since the last gap: no unknown consumer is exclusive."""
     SAVED = 5
     """The payload is a MessageRow from `QueueAudit.save`."""
+    RESTING = 6
+    """`number` waiting messages rest through the section (`QueueCut.resting`)."""
+    LEFT = 7
+    """The payload is the MessageRow at the end of the history of a message that rests through the last section, and is
+    not known to its audit."""
 
 
 class SectionRow(msgspec.Struct):

@@ -5,7 +5,7 @@ subscriptions, held messages ──by consumer──▶ Subscription ─┤
 starts, gaps, pauses ───────────────────────────────────────┘
 
 Only messages that a cut or a start has are followed (`outstanding` in after_end.py), and dispatches to consumers are
-counted only where they matter: for consumers that pull, and after a gap.
+counted only where they matter: for consumers that pull, and after a gap. Messages that rest (resting.py) are counted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.model.events import PULLING
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
-from truenext.spark.audit.cut import CutCode, QueueRow, SectionRow
+from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime
 from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
+from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
 from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
@@ -85,15 +87,15 @@ def with_beginnings(marks: Sequence[TimelineRow], limits: Sequence[tuple[int, in
     return sorted([*marks, *gaps], key=attrgetter("event"))
 
 
-def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
-    """Return the rows of all cuts, with CUT_SCHEMA, and the tables cached for them. `carried` has the `sequence` of
-    each message that a cut or a start has."""
+def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFrame, list[DataFrame]]:
+    """Return the rows of all cuts, and those of messages that are LEFT, both with CUT_SCHEMA, and the tables cached for
+    them. `carried` has the `sequence` of each message that a cut or a start has."""
     events, plan = history.events, history.plan
     of_messages = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(carried, "sequence")
     rows = (
         message_rows(of_messages, history.commits, history.proofs)
         .repartition("sequence")
-        .sortWithinPartitions("sequence", "event")
+        .sortWithinPartitions("sequence", "queue", "event")
     )
     marks = _marks(history)
     recoveries = _recoveries(history)
@@ -103,9 +105,11 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, list[D
         marks, counts = _with_losses(rows, marks, recoveries)
     follow = partial(_message_states, marks=marks, cuts=plan.cuts())
     states = rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)).persist()
-    consumers = _consumer_rows(history, states)
+    is_left = F.col("code") == int(CutCode.LEFT)
+    cuts = states.where(~is_left)
+    consumers = _consumer_rows(history, cuts)
     starts = events.sparkSession.createDataFrame(_section_rows(history, recoveries, counts))
-    return states.unionByName(consumers).unionByName(starts), [rows, states]
+    return cuts.unionByName(consumers).unionByName(starts), states.where(is_left), [rows, states]
 
 
 # ---- Marks, starts, and what they must find ----
@@ -198,17 +202,32 @@ def _message_states(
     marks: Mapping[str, Sequence[TimelineRow]],
     cuts: Mapping[str, Mapping[int, int]],
 ) -> Iterator[pa.RecordBatch]:
-    points = {queue: [*some] for queue, some in cuts.items()}
+    queues = {queue: QueueCuts([*some], marks[queue]) for queue, some in cuts.items()}
     found: list[tuple[Any, ...]] = []
+
+    def add(code: CutCode, queue: str, position: int, message: MessageRow) -> None:
+        cut = queues[queue].cuts[position]
+        row = structs.replace(message, arrival=-message.arrival, delivery=-message.delivery)
+        # The subscription is 0 unless the message is held.
+        of_message = (row.sequence, row.consumer, row.subscription, encode(row))
+        found.append((queue, cuts[queue][cut], cut - 1, int(code), *of_message))
+
     for queue, rows in _messages(batches):
-        for cut, message in Lifetime(rows[0].sequence).states(rows, marks[queue], points[queue]):
-            message.arrival, message.delivery = -message.arrival, -message.delivery
-            key = (queue, cuts[queue][cut], cut - 1, int(CutCode.MESSAGE))
-            # The subscription is 0 unless the message is held.
-            found.append((*key, message.sequence, message.consumer, message.subscription, encode(message)))
+        of_queue, lifetime = queues[queue], Lifetime(rows[0].sequence)
+        own = of_queue.sections(row.event for row in rows)
+        is_left = False
+        for positions, message in lifetime.stretches(rows, of_queue.marks, of_queue.cuts):
+            known, is_left = of_queue.rest(positions, message, own)
+            for position in known:
+                add(CutCode.MESSAGE, queue, position, message)
+        if is_left and lifetime.row is not None:
+            add(CutCode.LEFT, queue, -1, lifetime.row)
         if len(found) >= BATCH_ROWS:
             yield _batch(found, CUT_SCHEMA)
             found = []
+    for queue, of_queue in queues.items():
+        for cut, count in of_queue.resting():
+            found.append((queue, cuts[queue][cut], cut - 1, int(CutCode.RESTING), -1, -1, count, b""))
     yield _batch(found, CUT_SCHEMA)
 
 
@@ -241,7 +260,7 @@ def _consumer_rows(history: CutHistory, states: DataFrame) -> DataFrame:
     """Return the rows of consumers, and of the subscriptions that hold messages."""
     columns = ("queue", "event", "code", "sequence", "consumer", "number", "detail_code")
     own = encoded_rows(history.events.where(F.col("kind").isin(*_CONSUMER_KINDS))).select(*columns)
-    held = states.where("number > 0").select(
+    held = states.where((F.col("code") == int(CutCode.MESSAGE)) & (F.col("number") > 0)).select(
         "queue",
         F.col("number").alias("event"),
         F.lit(_HELD).alias("code"),

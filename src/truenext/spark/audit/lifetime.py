@@ -59,19 +59,26 @@ class Lifetime:
     ) -> Iterator[tuple[int, MessageRow]]:
         """Yield each of the events `cuts` before which the message exists, with its state then. `rows` are the events
         of the message, `marks` those of its queue; all three are in order."""
-        pending = iter(cuts[bisect_right(cuts, rows[0].event) :])
-        cut = next(pending, None)
+        for positions, row in self.stretches(rows, marks, cuts):
+            for cut in cuts[positions.start : positions.stop]:
+                yield cut, structs.replace(row)
+
+    def stretches(
+        self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow], cuts: Sequence[int]
+    ) -> Iterator[tuple[range, MessageRow]]:
+        """Yield the positions of cuts between which no event is the message's or applies to all messages, with the
+        state of the message there, which is valid until the next step. The arguments are those of `states`."""
+        position = bisect_right(cuts, rows[0].event)
         for row in self._with_marks(rows, marks):
-            while cut is not None and cut <= row.event:
+            if position < len(cuts) and cuts[position] <= row.event:
+                first, position = position, bisect_right(cuts, row.event, position)
                 if self.row is not None:
-                    yield cut, structs.replace(self.row)
-                cut = next(pending, None)
+                    yield range(first, position), self.row
             self.apply(row)
             if self.row is None and row.event >= rows[-1].event:
                 return
-        while cut is not None and self.row is not None:
-            yield cut, structs.replace(self.row)
-            cut = next(pending, None)
+        if self.row is not None and position < len(cuts):
+            yield range(position, len(cuts)), self.row
 
     def end_codes(self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow]) -> Iterator[tuple[int, int]]:
         """Yield each event of the message after its end, with the code of that end. With a `row` given, all marks come

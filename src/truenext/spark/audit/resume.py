@@ -1,6 +1,7 @@
 """Saved cut in Spark: what an audit that goes on needs of the events before, without reading them.
 
-saved rows ──┬──▶ rows of cuts for the sweep ◀── commits since, for messages that were not durable yet
+saved rows ──┬──▶ messages that rest: counted, and saved again as they are
+             ├──▶ rows of cuts for the sweep ◀── commits since, for messages that were not durable yet
              ├──▶ messages that exist, and which of them are expiring ──▶ events after an end
              └──▶ messages of open batches, as events `accepted` ───────▶ commits and proofs
 """
@@ -8,10 +9,12 @@ saved rows ──┬──▶ rows of cuts for the sweep ◀── commits since
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -19,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from truenext.errors import HistoryError
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.cut_rows import CUT_SCHEMA
-from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
+from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
 from truenext.spark.audit.runs import BLOCK_BITS
 from truenext.spark.audit.sections import RESETS
 from truenext.spark.audit.state import AuditState, StateFolder
@@ -27,9 +30,13 @@ from truenext.spark.audit.timeline import with_visibility
 from truenext.spark.output import write_table
 from truenext.spark.paths import path_to_read
 
-SAVED_COLUMNS = ("queue", "code", "sequence", "number", "persistent", "payload", "run", "batch")
-"""Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. `run` and `batch`
-belong to a message that was not durable yet, else they are null."""
+SAVED_COLUMNS = (
+    *("queue", "code", "sequence", "number", "persistent", "payload"),
+    *("rests", "priority", "group", "run", "batch"),
+)
+"""Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. `rests` says whether
+a message can rest; if it waits, it has `priority` and `group`. `run` and `batch` belong to a message that was not
+durable yet. Else columns are null."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,38 @@ class SavedAudit:
                 "broker's, or an older copy; name the folder of that broker, or an empty folder for the state"
             )
         return bool(last_event > state.last_event)
+
+    def divided(self, events: DataFrame, marks: Sequence[TimelineRow]) -> tuple[SavedAudit, RestingMessages | None]:
+        """Divide the cut into what an audit of the `events` since needs, and messages that rest. `marks` are the starts
+        and gaps among the events."""
+        starts = [each for each in marks if each.code == EventCode.RUN_STARTED]
+        has_gap = len(starts) < len(marks)
+        if not all(each.number & StartFlag.CONTINUED for each in starts) or (has_gap and marks[-1] not in starts):
+            return self, None
+        touched = events.where("sequence is not null").select("sequence", F.lit(True).alias("is_touched")).distinct()
+        touched = touched.persist()
+        # Now Spark knows its size: see after_ends.
+        touched.count()
+        changed = events.where(F.col("kind").isin("ended", "drained")).select("queue", F.lit(True).alias("is_changed"))
+        can_rest = F.coalesce("rests", F.lit(False))
+        has_start = bool(marks) or not self.state.is_recovered
+        if has_start:
+            finds_all = not has_gap and all(each.number & StartFlag.CLEAN for each in starts)
+            can_rest &= F.col("priority").isNotNull() & (F.col("persistent") | F.lit(finds_all))
+        is_at_rest = can_rest & F.isnull("is_touched") & F.isnull("is_changed")
+        cut = (
+            self.cut.join(touched, "sequence", "left")
+            .join(F.broadcast(changed.distinct()), "queue", "left")
+            .select(*SAVED_COLUMNS, is_at_rest.alias("is_at_rest"))
+            .persist()
+        )
+        rows = cut.where("is_at_rest")
+        lanes = rows.where("priority is not null").groupBy("queue", "priority", "group")
+        firsts = lanes.agg(F.min("sequence").alias("sequence"), (F.count("*") - 1).alias("others")).persist()
+        firsts.count()
+        touched.unpersist()
+        resting = RestingMessages(rows, firsts, has_start, has_gap, (cut, firsts))
+        return replace(self, cut=cut.where("not is_at_rest")), resting
 
     def after(self, events: DataFrame) -> DataFrame:
         return events.where(F.col("event") > self.state.last_event)
@@ -108,16 +147,7 @@ class SavedAudit:
             .mapInArrow(_become_durable, from_arrow_schema(_ROWS))
         )
         rows = self.cut.where("batch is null").select(*_ROWS.names).unionByName(opened)
-        return rows.select(
-            "queue",
-            F.lit(None).cast("bigint").alias("section"),
-            F.lit(self.state.last_event).alias("event"),
-            "code",
-            "sequence",
-            F.lit(-1).cast("bigint").alias("consumer"),
-            "number",
-            "payload",
-        ).select(*CUT_SCHEMA.names)
+        return _rows_of_cut(rows, self.state)
 
     def fresh(self, *, is_recovered: bool) -> SectionRow:
         """Return the beginning of a queue that has no row in the cut. `is_recovered` says whether the run of the last
@@ -130,6 +160,76 @@ class SavedAudit:
             queue.expected, queue.start_event = (0, 0), start.event
             queue.start_flags = start.number | (StartFlag.RECOVERED if is_recovered else 0)
         return SectionRow(self.state.last_event + 1, queue, NEVER, 0)
+
+
+@dataclass(frozen=True)
+class RestingMessages:
+    """Messages of a saved cut that rest (resting.py), up to the next cut."""
+
+    messages: DataFrame
+    """Their rows, with SAVED_COLUMNS."""
+    firsts: DataFrame
+    """`queue`, `sequence` of the first waiting message of each priority and group, and number of `others` behind it."""
+    has_start: bool
+    """True if the broker has started since, or was about to recover its messages."""
+    has_gap: bool
+    cached: tuple[DataFrame, ...]
+
+    def rows(self, state: AuditState) -> DataFrame:
+        """Return the rows for the sweep: the first messages, and how many are behind them, with CUT_SCHEMA."""
+        firsts = self.messages.join(self.firsts.select("sequence"), "sequence")
+        counts = self.firsts.groupBy("queue").agg(F.sum("others").alias("number"))
+        resting = counts.select(
+            "queue",
+            F.lit(int(CutCode.RESTING)).cast("bigint").alias("code"),
+            F.lit(-1).cast("bigint").alias("sequence"),
+            "number",
+            F.lit(b"").alias("payload"),
+        )
+        return _rows_of_cut(firsts.select(*_ROWS.names).unionByName(resting), state)
+
+    def saved(self, sweep_rows: DataFrame) -> DataFrame:
+        """Return the rows of the next cut that the sweep does not return."""
+        messages = self.messages.join(self.firsts.select("sequence"), "sequence", "left_anti").select(*SAVED_COLUMNS)
+        if not self.has_start:
+            return messages
+        is_queue = (F.col("row") == "saved") & (F.col("code") == int(CutCode.SECTION)) & (F.col("number") > 0)
+        in_doubt = sweep_rows.where(is_queue).select("queue", F.lit(True).alias("is_in_doubt"))
+        after_starts = partial(_after_starts, has_gap=self.has_gap)
+        return messages.join(F.broadcast(in_doubt), "queue", "left").mapInArrow(after_starts, messages.schema)
+
+
+def _after_starts(batches: Iterable[pa.RecordBatch], has_gap: bool) -> Iterator[pa.RecordBatch]:
+    """Write into saved rows of waiting messages what a gap and a start have changed."""
+    for batch in batches:
+        in_doubt = batch.column("is_in_doubt").fill_null(False)
+        payloads = []
+        for payload, is_in_doubt in zip(batch.column("payload").to_pylist(), in_doubt.to_pylist(), strict=True):
+            message = msgspec.msgpack.decode(payload, type=MessageRow)
+            message.has_known_attempts &= not has_gap
+            if is_in_doubt:
+                message.state = MessageState.UNCERTAIN
+            payloads.append(msgspec.msgpack.encode(message))
+        changed = {"payload": pa.array(payloads, pa.binary())}
+        # Only messages that wait have these.
+        for name in ("priority", "group"):
+            changed[name] = pc.if_else(in_doubt, pa.scalar(None, pa.int64()), batch.column(name))
+        arrays = [changed.get(name, batch.column(name)) for name in SAVED_COLUMNS]
+        yield pa.RecordBatch.from_arrays(arrays, names=[*SAVED_COLUMNS])
+
+
+def _rows_of_cut(rows: DataFrame, state: AuditState) -> DataFrame:
+    """Return rows of whole queues with CUT_SCHEMA, before the first event after a state."""
+    return rows.select(
+        "queue",
+        F.lit(None).cast("bigint").alias("section"),
+        F.lit(state.last_event).alias("event"),
+        "code",
+        "sequence",
+        F.lit(-1).cast("bigint").alias("consumer"),
+        "number",
+        "payload",
+    ).select(*CUT_SCHEMA.names)
 
 
 def read_cut(spark: SparkSession, folder: StateFolder, state: AuditState) -> DataFrame:

@@ -1,7 +1,8 @@
 """Plan of an audit in sections: which queues are cut, and before which events.
 
-A queue with many events is cut, so that several tasks audit it at once. Each section starts with the messages that its
-queue has then: the more there are, the longer the section, so that cuts at most double the work.
+A queue with many events is cut, so that several tasks audit it at once. Most messages that wait then rest through a
+section, and cost it nothing. But each group has a first one: the more of these there may be, the longer the section, so
+that cuts at most double the work.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Grain(NamedTuple):
     grain: int
     events: int
     arrivals: int
+    grouped: int
+    """Number of arrivals of messages with a group."""
     ends: int
     paused: int
     """Last event `paused`, or 0."""
@@ -119,28 +122,31 @@ def _counts() -> list[Column]:
     return [
         F.count("*").alias("events"),
         F.count_if(kind == "accepted").alias("arrivals"),
+        F.count_if((kind == "accepted") & F.col("group").isNotNull()).alias("grouped"),
         F.count_if(kind.isin(*kinds(ENDS))).alias("ends"),
         *(column.alias(name) for name, column in last.items()),
     ]
 
 
 def queue_sections(grains: Sequence[Grain], bits: int, section_events: int) -> Iterable[Section]:
-    """Yield the sections of one queue. Each has at least `section_events` events, and at least as many as messages wait
-    at any of its grains."""
+    """Yield the sections of one queue. Each has at least `section_events` events, and at least as many as messages of
+    groups may wait at any of its grains."""
     left = sum(each.events for each in grains)
     section = Section(grains[0].queue, 0, 0, 0, 0, 0)
-    arrivals = ticks = backlog = largest = paused = resumed = 0
+    arrivals = ticks = backlog = grouped = largest = paused = resumed = 0
     yield section
     for each in grains:
         arrivals, ticks, left = arrivals + each.arrivals, ticks + each.events, left - each.events
-        backlog = max(backlog + each.arrivals - each.ends, 0)
-        largest = max(largest, backlog)
+        backlog, grouped = max(backlog + each.arrivals - each.ends, 0), grouped + each.grouped
+        # An end does not say whether its message had a group.
+        of_groups = min(backlog, grouped)
+        largest = max(largest, of_groups)
         paused, resumed = max(paused, each.paused), max(resumed, each.resumed)
         least = max(section_events, largest)
         # A short rest belongs to the last section.
-        if ticks - section.ticks >= least and left > max(section_events, backlog) // 2:
+        if ticks - section.ticks >= least and left > max(section_events, of_groups) // 2:
             section = Section(each.queue, each.grain + 1 << bits, arrivals, ticks, paused, resumed)
-            largest = backlog
+            largest = of_groups
             yield section
 
 

@@ -34,7 +34,7 @@ from truenext.spark.audit.cut import (
     depth_mask,
     join_idle_times,
 )
-from truenext.spark.audit.model import NEVER, Finding, TimelineRow
+from truenext.spark.audit.model import NEVER, Finding, MessageState, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
@@ -50,6 +50,8 @@ SECTION_SCHEMA = pa.schema(
         *SWEEP_SCHEMA,
         *(pa.field(name, pa.int64()) for name in ("section", "code", "number")),
         pa.field("payload", pa.binary()),
+        pa.field("group", pa.int64()),
+        pa.field("rests", pa.bool_()),
     ]
 )
 """Schema of the rows of sections: `section` is null for queues that are not cut. Three more kinds of rows: `end` has
@@ -59,10 +61,10 @@ with a CutCode in `code`, and 1 in `number` for a message that is expiring."""
 
 
 class Stop(NamedTuple):
-    """Place where the history ends for now, and is cut."""
+    """Place where the history ends, for now or for good."""
 
     event: int
-    """First event that the history does not have yet."""
+    """First event that the history does not have."""
     at: int
     """Time of the last event, in microseconds."""
 
@@ -95,6 +97,13 @@ def sweep_sections(
         .sortWithinPartitions("event")
         .mapInArrow(audit, from_arrow_schema(SECTION_SCHEMA))
     )
+
+
+def left_rows(left: DataFrame, ends: Mapping[str, Stop], *, is_saved: bool) -> DataFrame:
+    """Return rows with SECTION_SCHEMA of messages that are LEFT: of the cut at the end of the history if `is_saved`,
+    else of messages that wait then. `ends` has the end of the history by queue."""
+    finish = partial(_finish_left, ends=ends, is_saved=is_saved)
+    return left.mapInArrow(finish, from_arrow_schema(SECTION_SCHEMA))
 
 
 # ---- In Spark's workers ----
@@ -140,6 +149,19 @@ def _sweep(
         yield from each.finish()
 
 
+def _finish_left(
+    batches: Iterable[pa.RecordBatch], ends: Mapping[str, Stop], is_saved: bool
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        keys, indices = _keys(batch)
+        # The audit of a message that is LEFT has nothing but its state at the end.
+        audits = [_SectionAudit(key, 0, SectionRow(ends[key[0]].event, QueueRow(), NEVER, 0), None) for key in keys]
+        for index, payload in zip(indices.tolist(), batch.column("payload").to_pylist(), strict=True):
+            audits[index].add(CutCode.MESSAGE, -1, -1, payload)
+        for each in audits:
+            yield from each.finish_left(ends[each.queue], is_saved=is_saved)
+
+
 def _keys(batch: pa.RecordBatch) -> tuple[list[tuple[str, int]], np.ndarray]:
     """Return the queues and sections of a batch, -1 for none, and which of them each row has."""
     queues = batch.column("queue").dictionary_encode()
@@ -163,6 +185,7 @@ class _SectionAudit:
         self.consumers: list[ConsumerRow] = []
         self.messages: list[MessageRow] = []
         self.holders: dict[int, int] = {}
+        self.resting = 0
         self._stop = stop
         self._audit: QueueAudit | None = None
 
@@ -185,6 +208,8 @@ class _SectionAudit:
                 self.holders[sequence] = number
             case CutCode.GAP_DISPATCH:
                 self.has_gap_dispatch = True
+            case CutCode.RESTING:
+                self.resting += number
 
     @property
     def audit(self) -> QueueAudit:
@@ -203,7 +228,7 @@ class _SectionAudit:
         if queue.expected is not None and queue.start_event == self.fresh.queue.start_event:
             # Meanwhile the run may have finished its recovery.
             queue.start_flags = self.fresh.queue.start_flags
-        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle)
+        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle, self.resting)
         audit = QueueAudit.begin(cut, self.stuck_limit)
         self.messages, self.consumers = [], []
         return audit
@@ -233,7 +258,16 @@ class _SectionAudit:
         if self.section is not None:
             yield from map(self._extended, chain(self._end_row(), self._position_rows()))
         if stop is not None:
-            yield from self._saved_rows(audit.save(stop.event))
+            cut = audit.save(stop.event)
+            yield from chain(self._saved_section(cut), self._saved_messages(cut))
+
+    def finish_left(self, end: Stop, *, is_saved: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of messages that are LEFT: the audit has no others, and begins at the end of the history."""
+        if is_saved:
+            yield from self._saved_messages(self.audit.save(end.event))
+        else:
+            self.audit.finish(*end)
+            yield from self.flush()
 
     def _end_row(self) -> Iterator[pa.RecordBatch]:
         edges = self.audit.edges
@@ -257,32 +291,46 @@ class _SectionAudit:
             columns = dict(zip(names, map(list, zip(*some, strict=True)), strict=True))
             yield from table_rows("position", self.queue, len(some), columns)
 
-    def _saved_rows(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
+    def _saved_section(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
         section = SectionRow(cut.event, cut.queue, NEVER, 0, cut.idle)
         coded = [(CutCode.SECTION, section), *((CutCode.CONSUMER, each) for each in cut.consumers)]
-        yield self._saved(len(coded), {}, coded=coded)
+        in_doubt = int(self.audit.resting_in_doubt > 0)
+        yield self._saved(len(coded), {}, {"number": [in_doubt] * len(coded)}, coded=coded)
+
+    def _saved_messages(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(cut.messages), FLUSH_ROWS):
             some = cut.messages[start : start + FLUSH_ROWS]
+            rests = [each.can_rest(cut.event) for each in some]
+            lanes = [
+                (each.priority, each.group) if is_at_rest and each.state is MessageState.WAITING else (None, None)
+                for each, is_at_rest in zip(some, rests, strict=True)
+            ]
             columns: dict[str, list[Any]] = {
                 "sequence": [each.sequence for each in some],
                 "persistent": [each.is_persistent for each in some],
+                "priority": [priority for priority, _ in lanes],
                 "arrival": [each.arrival for each in some],
                 "delivery": [each.delivery for each in some],
             }
-            coded = [(CutCode.SAVED, each) for each in some]
-            yield self._saved(len(some), columns, coded=coded, number=[int(each.is_expiring) for each in some])
+            more: dict[str, Sequence[object]] = {
+                "number": [int(each.is_expiring) for each in some],
+                "group": [group for _, group in lanes],
+                "rests": rests,
+            }
+            yield self._saved(len(some), columns, more, coded=[(CutCode.SAVED, each) for each in some])
 
     def _saved(
         self,
         length: int,
         columns: dict[str, list[Any]],
+        more: Mapping[str, Sequence[object]],
         *,
         coded: Sequence[tuple[CutCode, msgspec.Struct]],
-        number: Sequence[int] = (),
     ) -> pa.RecordBatch:
+        """Return rows with values for columns of SWEEP_SCHEMA, and `more` of SECTION_SCHEMA."""
         (rows,) = table_rows("saved", self.queue, length, columns)
         codes, payloads = [int(code) for code, _ in coded], [encode(row) for _, row in coded]
-        return self._extended(rows, code=codes, number=number or [0] * length, payload=payloads)
+        return self._extended(rows, code=codes, payload=payloads, **more)
 
 
 # ---- After the sweep ----

@@ -27,7 +27,7 @@ from truenext.model.events import HISTORY_VERSION
 from truenext.spark.audit.model import TimelineRow
 from truenext.spark.output import make_durable, sync
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 """Version of the files of a state."""
 _STATE = "state.json"
 _LOCK = "lock"
