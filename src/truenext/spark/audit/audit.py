@@ -39,10 +39,11 @@ from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.resume import RestingMessages, SavedAudit, reset_marks, saved_rows
 from truenext.spark.audit.runs import gaps, runs
 from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
-from truenext.spark.audit.section_sweep import Stop, join_sections, left_rows, sweep_sections
+from truenext.spark.audit.section_sweep import Stop, Swept, join_sections, left_rows, sweep_sections, whole
 from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
+from truenext.spark.caching import cache_rows
 from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
@@ -124,7 +125,7 @@ def audit_brokers(
     with timed(progress, "brokers, runs and gaps"):
         history = _judged_history(histories, since, queue, saved)
     with timed(progress, "events of messages after their end"):
-        marks_of_all = marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole).persist()
+        marks_of_all = cache_rows(marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole))
         mark_table = marks_of_all.where(F.col("code") != int(EventCode.FINISHED)) if goes_on else marks_of_all
         mark_rows_of_all = _mark_rows(marks_of_all)
         mark_rows = [each for each in mark_rows_of_all if not (goes_on and each.code == EventCode.FINISHED)]
@@ -137,14 +138,14 @@ def audit_brokers(
             saved, resting = saved.divided(history.of_queues, reset_marks(mark_rows))
             earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
             before = Before(saved.before(histories[0].events), saved.kept(), earlier_starts)
-        found = outstanding(history.of_queues, starts, plan, before).persist()
+        found = cache_rows(outstanding(history.of_queues, starts, plan, before))
         end_table = after_ends(history.of_queues, found, starts, before)
     with timed(progress, "order, loss and time, event by event"):
-        commit_table = history.events.transform(commits).persist()
+        commit_table = cache_rows(history.events.transform(commits))
         with_opened = history.of_queues
         if saved is not None:
             with_opened = with_opened.unionByName(saved.opened(), allowMissingColumns=True)
-        proofs = proven(with_opened, history.runs, commit_table).persist()
+        proofs = cache_rows(proven(with_opened, history.runs, commit_table))
         queues = None if saved is None else saved.queues()
         rows = history.of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table, queues)
         stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
@@ -153,19 +154,24 @@ def audit_brokers(
             of_cut_queues = plan.of_cut_queues(history.of_queues)
             marks_of_cuts = with_beginnings(mark_rows_of_all, history.limits)
             cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
-            sweep_rows = _in_sections(rows, cut_history, found, stuck_limit, stop)
+            swept = _in_sections(rows, cut_history, found, stuck_limit, stop)
         elif stop is not None:
-            sweep_rows = _from_cut(rows, saved, resting, history, (commit_table, proofs), stuck_limit, stop)
+            swept = _from_cut(rows, saved, resting, history, (commit_table, proofs), stuck_limit, stop)
         else:
-            sweep_rows = rows.transform(timeline).transform(sweep, stuck_seconds).persist()
+            swept = whole(rows.transform(timeline).transform(sweep, stuck_seconds))
+        # A table of its own, as there are few: the messages are read less often.
+        without_messages = cache_rows(swept.rows.where(F.col("row") != "message"))
+        counts = _by_broker(_count_findings(without_messages))
         found.unpersist()
-        counts = _by_broker(_count_findings(sweep_rows))
     with timed(progress, "the queues' tables"):
-        own_tables = _tables(sweep_rows, history.of_queues, history.gaps)
-        kept = [own_tables[name].persist() for name in _CACHED] if measures else []
+        messages = swept.rows.where(F.col("row") == "message")
+        own_tables = _tables(messages, without_messages, history.of_queues, history.gaps)
+        if measures:
+            own_tables |= {name: cache_rows(own_tables[name]) for name in _CACHED}
+        kept = [own_tables[name] for name in _CACHED] if measures else []
         for each in kept:
             each.count()
-        cached = [*history.cached, marks_of_all, commit_table, proofs, sweep_rows]
+        cached = [*history.cached, marks_of_all, commit_table, proofs, *swept.cached, without_messages]
         cached += [*kept, *([] if end_table is None else [end_table])]
         tables = {name: with_brokers(table, history.names) for name, table in own_tables.items()}
         if history.differences is not None:
@@ -191,9 +197,9 @@ def audit_brokers(
         verdicts.append(BrokerVerdict(broker.name, broker.histories, verdict))
     following = None
     if goes_on:
-        rows = saved_rows(sweep_rows, with_opened, commit_table, history.run_rows[0][-1]["run"])
+        rows = saved_rows(swept.saved, with_opened, commit_table, history.run_rows[0][-1]["run"])
         if resting is not None:
-            rows = rows.unionByName(resting.saved(sweep_rows))
+            rows = rows.unionByName(resting.saved(swept.saved))
             cached += resting.cached
         following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
     return AuditResults(tables, tuple(verdicts), tuple(cached), following)
@@ -234,8 +240,8 @@ def _judged_history(
         brokers = (_same_broker(joined, saved.state.store),)
         block_table = block_table.unionByName(saved.block(), allowMissingColumns=True)
     events = joined.events
-    run_table = block_table.transform(runs).persist()
-    gap_table = events.transform(gaps, block_table, None if saved is None else saved.state.last_event).persist()
+    run_table = cache_rows(block_table.transform(runs))
+    gap_table = cache_rows(events.transform(gaps, block_table, None if saved is None else saved.state.last_event))
     run_rows = _by_broker(run_table.withColumn("number", broker_number(F.col("run"))).orderBy("run"))
     limits = [_limits(run_rows[number]) for number in range(len(brokers))]
     if saved is not None:
@@ -307,19 +313,16 @@ def _by_broker(table: DataFrame) -> dict[int, list[Row]]:
     return by_broker
 
 
-def _in_sections(
-    rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None
-) -> DataFrame:
-    """Audit the queues of the history's plan by section, all others whole, and return the cached rows of the sweep."""
+def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None) -> Swept:
+    """Audit the queues of the history's plan by section, all others whole."""
     cuts, left, cached = cut_rows(history, found.where("is_carried").select("sequence"))
     of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, stop=stop)
     ends = {queue: Stop(end.event, end.at) for queue in history.plan.totals for end in history.marks_of(queue)[-1:]}
-    of_sections = of_sections.unionByName(left_rows(left, ends, is_saved=stop is not None)).persist()
-    joined = join_sections(of_sections, history.plan, stuck_limit, stop).persist()
-    joined.count()
-    for each in (of_sections, *cached):
+    of_sections = cache_rows(of_sections.unionByName(left_rows(left, ends, is_saved=stop is not None)))
+    swept = join_sections(of_sections, history.plan, stuck_limit, stop)
+    for each in cached:
         each.unpersist()
-    return joined
+    return swept
 
 
 def _from_cut(
@@ -330,15 +333,15 @@ def _from_cut(
     durability: tuple[DataFrame, DataFrame],
     stuck_limit: int,
     stop: Stop,
-) -> DataFrame:
-    """Audit the queues up to `stop`, from the cut of `saved` if there is one, and return the cached rows."""
+) -> Swept:
+    """Audit the queues up to `stop`, from the cut of `saved` if there is one."""
     if saved is None:
-        return sweep_sections(rows, None, None, stuck_limit, stop=stop).persist()
+        return whole(sweep_sections(rows, None, None, stuck_limit, stop=stop))
     fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
     cuts = saved.rows(*durability)
     if resting is not None:
         cuts = cuts.unionByName(resting.rows(saved.state))
-    return sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop).persist()
+    return whole(sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop))
 
 
 def _next_state(
@@ -401,19 +404,20 @@ _CACHED = ("starvation", "redelivery", "latency", "positions")
 """Tables that are cached, because later steps read them more than once."""
 
 
-def _tables(sweep_rows: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
+def _tables(messages: DataFrame, others: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
+    """Return the tables of the sweep's rows `message`, and of its `others`."""
     return {
-        "violations": sweep_rows.transform(ordering),
-        "lost": sweep_rows.transform(lost),
-        "duplicates": sweep_rows.transform(duplicates),
-        "consumers": sweep_rows.transform(consumers),
-        "stuck": sweep_rows.transform(stuck),
+        "violations": others.transform(ordering),
+        "lost": others.transform(lost),
+        "duplicates": others.transform(duplicates),
+        "consumers": others.transform(consumers),
+        "stuck": others.transform(stuck),
         "gaps": gap_table,
-        "starvation": sweep_rows.transform(starvation),
+        "starvation": messages.transform(starvation),
         "redelivery": of_queues.where("queue is not null").transform(redelivery),
-        "latency": sweep_rows.transform(latency),
-        "depth": sweep_rows.transform(depth),
-        "positions": sweep_rows.transform(positions),
+        "latency": messages.transform(latency),
+        "depth": others.transform(depth),
+        "positions": messages.transform(positions),
     }
 
 

@@ -35,6 +35,7 @@ from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
 from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
+from truenext.spark.caching import cache_rows
 
 CUT_SCHEMA = pa.schema(
     {
@@ -101,10 +102,10 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFr
     recoveries = _recoveries(history)
     counts: Counts = {}
     if any(recoveries.values()):
-        rows = rows.persist()
+        rows = cache_rows(rows)
         marks, counts = _with_losses(rows, marks, recoveries)
     follow = partial(_message_states, marks=marks, cuts=plan.cuts())
-    states = rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)).persist()
+    states = cache_rows(rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)))
     is_left = F.col("code") == int(CutCode.LEFT)
     cuts = states.where(~is_left)
     consumers = _consumer_rows(history, cuts)

@@ -188,13 +188,13 @@ class RestingMessages:
         )
         return _rows_of_cut(firsts.select(*_ROWS.names).unionByName(resting), state)
 
-    def saved(self, sweep_rows: DataFrame) -> DataFrame:
-        """Return the rows of the next cut that the sweep does not return."""
+    def saved(self, swept: DataFrame) -> DataFrame:
+        """Return the rows of the next cut that the sweep does not return. `swept` are the rows `saved` that it does."""
         messages = self.messages.join(self.firsts.select("sequence"), "sequence", "left_anti").select(*SAVED_COLUMNS)
         if not self.has_start:
             return messages
-        is_queue = (F.col("row") == "saved") & (F.col("code") == int(CutCode.SECTION)) & (F.col("number") > 0)
-        in_doubt = sweep_rows.where(is_queue).select("queue", F.lit(True).alias("is_in_doubt"))
+        is_queue = (F.col("code") == int(CutCode.SECTION)) & (F.col("number") > 0)
+        in_doubt = swept.where(is_queue).select("queue", F.lit(True).alias("is_in_doubt"))
         after_starts = partial(_after_starts, has_gap=self.has_gap)
         return messages.join(F.broadcast(in_doubt), "queue", "left").mapInArrow(after_starts, messages.schema)
 
@@ -260,8 +260,8 @@ def _become_durable(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         yield pa.RecordBatch.from_arrays(arrays, schema=_ROWS)
 
 
-def saved_rows(sweep_rows: DataFrame, accepted: DataFrame, commits: DataFrame, run: int) -> DataFrame:
-    """Return the rows of the cut at the end of a sweep, with SAVED_COLUMNS. `accepted` are the messages of the history,
+def saved_rows(swept: DataFrame, accepted: DataFrame, commits: DataFrame, run: int) -> DataFrame:
+    """Return the rows `saved` of a sweep, with SAVED_COLUMNS. `accepted` are the messages of the history,
     those that were open before included; `run` is its last run."""
     durable = commits.where(F.col("run") == run).agg(F.coalesce(F.max("batch"), F.lit(0)).alias("durable"))
     opened = (
@@ -270,8 +270,7 @@ def saved_rows(sweep_rows: DataFrame, accepted: DataFrame, commits: DataFrame, r
         .where("batch > durable")
         .select("sequence", F.col("run").cast("int"), F.col("batch").cast("bigint"))
     )
-    rows = sweep_rows.where(F.col("row") == "saved")
-    return rows.join(opened, "sequence", "left").select(*SAVED_COLUMNS)
+    return swept.join(opened, "sequence", "left").select(*SAVED_COLUMNS)
 
 
 def reset_marks(marks: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:

@@ -39,6 +39,7 @@ from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
 from truenext.spark.audit.timeline import COLUMNS, partitions
+from truenext.spark.caching import cache_rows
 
 WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
 """Beginning of a queue whose whole history is audited."""
@@ -336,8 +337,24 @@ class _SectionAudit:
 # ---- After the sweep ----
 
 
-def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> DataFrame:
-    """Return the rows of all sections as rows of one sweep over whole queues, with SECTION_SCHEMA but `section`."""
+class Swept(NamedTuple):
+    """Result of a sweep over whole queues, with SECTION_SCHEMA."""
+
+    rows: DataFrame
+    """Rows `message`, `finding` and `depth`."""
+    saved: DataFrame
+    """Rows `saved`."""
+    cached: tuple[DataFrame, ...]
+
+
+def whole(rows: DataFrame) -> Swept:
+    """Return the result of a sweep that has cut no queue."""
+    rows = cache_rows(rows)
+    return Swept(rows, rows.where(F.col("row") == "saved"), (rows,))
+
+
+def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> Swept:
+    """Return the rows of all sections, which are cached, as those of one sweep over whole queues."""
     spark = rows.sparkSession
     ends = {end["section"]: end for end in rows.where(F.col("row") == "end").collect()}
     bases: list[int] = []
@@ -374,14 +391,20 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: St
             for name in ("arrival", "delivery")
         }
     )
-    joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far.select(*SECTION_SCHEMA.names))
+    # The others, which are most, stay as they are cached: a second copy of them would not fit into memory.
+    far = cache_rows(far.select(*SECTION_SCHEMA.names))
+    far.count()
+    joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far)
+    is_saved = F.col("row") == "saved"
+    saved_rows = joined.where(is_saved)
     if stop is not None:
-        is_cut = (F.col("row") == "saved") & F.col("section").isNotNull()
-        placed = joined.where(is_cut).mapInArrow(partial(_placed, saved=saved), from_arrow_schema(SECTION_SCHEMA))
-        joined = joined.where(~is_cut).unionByName(placed)
+        is_cut = F.col("section").isNotNull()
+        placed = saved_rows.where(is_cut).mapInArrow(partial(_placed, saved=saved), from_arrow_schema(SECTION_SCHEMA))
+        saved_rows = saved_rows.where(~is_cut).unionByName(placed)
+    joined = joined.where(~is_saved)
     if found:
         joined = joined.unionByName(spark.createDataFrame(_finding_table(found)), allowMissingColumns=True)
-    return joined.drop("section")
+    return Swept(joined, saved_rows, (rows, far))
 
 
 def _placed(
