@@ -15,6 +15,7 @@ from tests.spark.plain import by_queue, rows_of
 from truenext.spark.audit.cut import CutCode, QueueCut
 from truenext.spark.audit.model import NEVER, EventCode, Finding, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
+from truenext.spark.audit.resting import Since, since
 from truenext.spark.audit.resume import SAVED_COLUMNS, SavedAudit, _after_starts, _become_durable, reset_marks
 from truenext.spark.audit.section_sweep import WHOLE, Stop, sweep_batches
 from truenext.spark.audit.state import AuditState
@@ -104,7 +105,8 @@ def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
         rows = [each for each in rows_of(events_up_to_end) if each["code"] != EventCode.FINISHED]
         new = rows if state is None else [each for each in rows if each["event"] > state.last_event]
         fresh = WHOLE
-        cut, resting, has_start = _durable(saved, rows, state), list[dict[str, Any]](), False
+        happened: Since | None = None
+        cut, resting = _durable(saved, rows, state), list[dict[str, Any]]()
         if state is not None:
             after_recovery = [
                 each["event"]
@@ -112,12 +114,13 @@ def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
                 if each["run"] == state.run and each["kind"] not in ("run-started", "recovered")
             ]
             is_recovered = bool(after_recovery)
-            has_start = not is_recovered or after_recovery[0] > state.last_event or _has(new, EventCode.RUN_STARTED)
-            cut, resting = _divided(cut, new, has_start=has_start)
+            was_recovered = is_recovered and after_recovery[0] <= state.last_event
+            happened = since(_resets(new), is_recovered=was_recovered)
+            cut, resting = _divided(cut, new, happened)
             fresh = SavedAudit(state, None).fresh(is_recovered=is_recovered)  # type: ignore[arg-type]
         batches = [_batch([*cut, *new])]
         swept = [each for out in sweep_batches(batches, STUCK_US, fresh, stop) for each in out.to_pylist()]
-        saved = [each for each in swept if each["row"] == "saved"] + _left(resting, swept, new, has_start=has_start)
+        saved = [each for each in swept if each["row"] == "saved"] + _left(resting, swept, happened)
         names = Finding.__struct_fields__
         found.append(
             [(each["queue"], Finding(**{n: each[n] for n in names})) for each in swept if each["row"] == "finding"]
@@ -167,14 +170,11 @@ def _durable(
 
 
 def _divided(
-    cut: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], *, has_start: bool
+    cut: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], happened: Since | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows that the sweep of the `new` events needs, and those of messages that rest."""
-    marks = {each["event"]: each for each in new if each["code"] in (EventCode.RUN_STARTED, EventCode.GAP)}
-    starts = [each["number"] for each in marks.values() if each["code"] == EventCode.RUN_STARTED]
-    if not all(each & StartFlag.CONTINUED for each in starts) or (marks and marks[max(marks)]["code"] == EventCode.GAP):
+    if happened is None:
         return [*cut], []
-    are_all_found = len(starts) == len(marks) and all(each & StartFlag.CLEAN for each in starts)
     touched = {each["sequence"] for each in new}
     changed = {each["queue"] for each in new if each["code"] in (EventCode.ENDED, EventCode.DRAINED)}
     known, resting = [], []
@@ -183,8 +183,8 @@ def _divided(
         is_waiting = row["priority"] is not None
         lane = row["queue"], row["priority"], row["group"]
         rests = row["rests"] and row["sequence"] not in touched and row["queue"] not in changed
-        if has_start:
-            rests = rests and is_waiting and (are_all_found or row["persistent"])
+        if happened.has_start:
+            rests = rests and is_waiting and (happened.finds_transient or row["persistent"])
         if not rests or (is_waiting and lane not in lanes):
             known.append(row)
             lanes |= {lane} if rests else set()
@@ -200,25 +200,24 @@ def _divided(
 
 
 def _left(
-    resting: Sequence[dict[str, Any]],
-    swept: Sequence[dict[str, Any]],
-    new: Sequence[dict[str, Any]],
-    *,
-    has_start: bool,
+    resting: Sequence[dict[str, Any]], swept: Sequence[dict[str, Any]], happened: Since | None
 ) -> list[dict[str, Any]]:
     """Return the rows of the next cut for messages that rest, after all starts."""
-    if not has_start:
+    if happened is None or not happened.has_start:
         return [*resting]
     sections = [each for each in swept if (each["row"], each["code"]) == ("saved", CutCode.SECTION)]
     in_doubt = {each["queue"] for each in sections if each["number"]}
     rows = [each | {"is_in_doubt": True if each["queue"] in in_doubt else None} for each in resting]
     batch = _batch(rows, names=(*SAVED_COLUMNS, "is_in_doubt"))
-    after = _after_starts([batch], has_gap=_has(new, EventCode.GAP))
+    after = _after_starts([batch], has_gap=happened.has_gap)
     return [each | {"row": "saved"} for out in after for each in out.to_pylist()]
 
 
-def _has(rows: Sequence[dict[str, Any]], code: EventCode) -> bool:
-    return any(each["code"] == code for each in rows)
+def _resets(rows: Sequence[dict[str, Any]]) -> list[TimelineRow]:
+    """Return the starts and gaps, once each and in order."""
+    codes = (EventCode.RUN_STARTED, EventCode.GAP)
+    found = {each["event"]: each for each in rows if each["code"] in codes}
+    return [TimelineRow(event, 0, row["code"], number=row["number"]) for event, row in sorted(found.items())]
 
 
 _OF_MESSAGES = ("persistent", "rests", "priority", "group")

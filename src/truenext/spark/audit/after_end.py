@@ -23,6 +23,7 @@ from truenext.spark.audit.lifetime import AFTER_END_CODES, ENDS, MESSAGE_CODES, 
 from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.timeline import CODES, kinds
+from truenext.spark.caching import cache_rows
 
 ROWS_PER_BATCH = 10_000
 """Number of rows that are handed to Spark at once, so that they take little memory."""
@@ -44,7 +45,7 @@ def after_ends(
 ) -> DataFrame | None:
     """Return `event` and `end_code` for each event of a message after its end, for those events that are judged by it.
     None if there are none. `found` are the messages from `outstanding`, `starts` the starts of runs."""
-    used = found.where("is_used or is_unknown").select("sequence", "is_unknown").persist()
+    used = cache_rows(found.where("is_used or is_unknown").select("sequence", "is_unknown"))
     # Not isEmpty, which looks at one partition after the other.
     counts = used.groupBy("is_unknown").count().collect()
     if not counts:
@@ -60,13 +61,13 @@ def after_ends(
             events = before.events.unionByName(events)
     else:
         own = own.withColumn("payload", F.lit(None).cast("binary"))
-    own = own.persist()
+    own = cache_rows(own)
     marks: defaultdict[str, list[TimelineRow]] = defaultdict(list)
     queues = own.select("queue").distinct()
     for queue, event in _ended(events).join(F.broadcast(queues), "queue").collect():
         marks[queue].append(TimelineRow(event, 0, EventCode.ENDED))
     follow = partial(_follow, starts=starts, ended=dict(marks))
-    found_codes = (
+    found_codes = cache_rows(
         own.select(
             *("queue", "sequence", "event"),
             _code().alias("code"),
@@ -77,7 +78,6 @@ def after_ends(
         .repartition("sequence")
         .sortWithinPartitions("sequence", "queue", "event")
         .mapInArrow(follow, "event bigint, end_code bigint")
-        .persist()
     )
     # Now Spark knows its size: it broadcasts a small table, but not one of millions of duplicates.
     found_codes.count()

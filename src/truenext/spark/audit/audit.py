@@ -39,7 +39,7 @@ from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
 from truenext.spark.audit.resume import RestingMessages, SavedAudit, reset_marks, saved_rows
 from truenext.spark.audit.runs import gaps, runs
 from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
-from truenext.spark.audit.section_sweep import Stop, Swept, join_sections, left_rows, sweep_sections, whole
+from truenext.spark.audit.section_sweep import Stop, Swept, join_sections, left_rows, sweep_sections, uncut
 from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
@@ -158,8 +158,8 @@ def audit_brokers(
         elif stop is not None:
             swept = _from_cut(rows, saved, resting, history, (commit_table, proofs), stuck_limit, stop)
         else:
-            swept = whole(rows.transform(timeline).transform(sweep, stuck_seconds))
-        # A table of its own, as there are few: the messages are read less often.
+            swept = uncut(rows.transform(timeline).transform(sweep, stuck_seconds))
+        # Findings and depths are few and read often.
         without_messages = cache_rows(swept.rows.where(F.col("row") != "message"))
         counts = _by_broker(_count_findings(without_messages))
         found.unpersist()
@@ -172,7 +172,7 @@ def audit_brokers(
         for each in kept:
             each.count()
         cached = [*history.cached, marks_of_all, commit_table, proofs, *swept.cached, without_messages]
-        cached += [*kept, *([] if end_table is None else [end_table])]
+        cached += [*kept, *([] if end_table is None else [end_table]), *([] if resting is None else resting.cached)]
         tables = {name: with_brokers(table, history.names) for name, table in own_tables.items()}
         if history.differences is not None:
             tables["differences"] = history.differences
@@ -200,7 +200,6 @@ def audit_brokers(
         rows = saved_rows(swept.saved, with_opened, commit_table, history.run_rows[0][-1]["run"])
         if resting is not None:
             rows = rows.unionByName(resting.saved(swept.saved))
-            cached += resting.cached
         following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
     return AuditResults(tables, tuple(verdicts), tuple(cached), following)
 
@@ -336,12 +335,12 @@ def _from_cut(
 ) -> Swept:
     """Audit the queues up to `stop`, from the cut of `saved` if there is one."""
     if saved is None:
-        return whole(sweep_sections(rows, None, None, stuck_limit, stop=stop))
+        return uncut(sweep_sections(rows, None, None, stuck_limit, stop=stop))
     fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
     cuts = saved.rows(*durability)
     if resting is not None:
         cuts = cuts.unionByName(resting.rows(saved.state))
-    return whole(sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop))
+    return uncut(sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop))
 
 
 def _next_state(

@@ -84,8 +84,8 @@ class MessageRow(msgspec.Struct):
     """True if the durable subscription of the message has ended."""
 
     def can_rest(self, cut: int) -> bool:
-        """Return whether the message can rest from a cut on: while no event is its own or applies to all messages, it
-        matters to others only by its number, and as the first of its priority and group."""
+        """Return whether the message can rest from a cut on: it is visible, no consumer holds it, and it delays no
+        other message."""
         if self.visible_event >= cut or self.state is MessageState.HELD:
             return False
         return self.state is not MessageState.DELAYED or not (self.is_blocking or self.group)
@@ -124,15 +124,15 @@ class QueueCut(msgspec.Struct):
     idle: IdleTime | None = None
     """Idle time that lasts at the cut. None without one, or if its start is in an earlier section and not known."""
     resting: int = 0
-    """Number of waiting messages that rest through the whole section and have no row, because others before them of the
-    same priority and group rest, too."""
+    """Number of messages that wait through the whole section and have no row. An earlier one of the same priority and
+    group has one."""
 
 
 # ---- Rows of a cut in the timeline ----
 
 
 class CutCode(IntEnum):
-    """Kinds of rows of a cut, in place of the codes of events. SECTION, CONSUMER, MESSAGE, SAVED and LEFT have a
+    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER, GAP_DISPATCH and RESTING have a
     `payload`."""
 
     SECTION = 0
@@ -151,8 +151,8 @@ class CutCode(IntEnum):
     RESTING = 6
     """`number` waiting messages rest through the section (`QueueCut.resting`)."""
     LEFT = 7
-    """The payload is the MessageRow at the end of the history of a message that rests through the last section, and is
-    not known to its audit."""
+    """No row of a cut: the payload is the MessageRow, at the end of the history, of a message without a row in the last
+    section."""
 
 
 class SectionRow(msgspec.Struct):

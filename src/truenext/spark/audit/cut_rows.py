@@ -29,8 +29,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from truenext.model.events import PULLING
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
-from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime
-from truenext.spark.audit.model import NEVER, EventCode, StartFlag, TimelineRow
+from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime, is_continued
+from truenext.spark.audit.model import NEVER, EventCode, TimelineRow
 from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
@@ -126,7 +126,7 @@ def _marks(history: CutHistory) -> dict[str, list[TimelineRow]]:
 
 
 def _recoveries(history: CutHistory) -> Recoveries:
-    if not any(map(_is_continued, history.marks)):
+    if not any(map(is_continued, history.marks)):
         return {}
     recovered_event = F.when(F.col("kind") == "recovered", F.col("event"))
     firsts = (
@@ -145,11 +145,7 @@ def _recoveries(history: CutHistory) -> Recoveries:
         own[queue].append(TimelineRow(event, 0, code, number=count if is_recovered else 0))
     for rows in own.values():
         rows.sort(key=attrgetter("event"))
-    return {queue: [each for each in pairwise(rows) if _is_continued(each[0])] for queue, rows in own.items()}
-
-
-def _is_continued(mark: TimelineRow) -> bool:
-    return mark.code == EventCode.RUN_STARTED and bool(mark.number & StartFlag.CONTINUED)
+    return {queue: [each for each in pairwise(rows) if is_continued(each[0])] for queue, rows in own.items()}
 
 
 def _with_losses(
@@ -218,11 +214,11 @@ def _message_states(
         own = of_queue.sections(row.event for row in rows)
         is_left = False
         for positions, message in lifetime.stretches(rows, of_queue.marks, of_queue.cuts):
-            known, is_left = of_queue.rest(positions, message, own)
+            known, is_left = of_queue.take(positions, message, own)
             for position in known:
                 add(CutCode.MESSAGE, queue, position, message)
         if is_left and lifetime.row is not None:
-            add(CutCode.LEFT, queue, -1, lifetime.row)
+            add(CutCode.LEFT, queue, len(of_queue.cuts) - 1, lifetime.row)
         if len(found) >= BATCH_ROWS:
             yield _batch(found, CUT_SCHEMA)
             found = []

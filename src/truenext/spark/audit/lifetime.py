@@ -66,8 +66,8 @@ class Lifetime:
     def stretches(
         self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow], cuts: Sequence[int]
     ) -> Iterator[tuple[range, MessageRow]]:
-        """Yield the positions of cuts between which no event is the message's or applies to all messages, with the
-        state of the message there, which is valid until the next step. The arguments are those of `states`."""
+        """Yield ranges of positions in `cuts` over which the state of the message is the same, with that state. It
+        changes in place: copy it before the next step. The arguments are those of `states`."""
         position = bisect_right(cuts, rows[0].event)
         for row in self._with_marks(rows, marks):
             if position < len(cuts) and cuts[position] <= row.event:
@@ -191,6 +191,11 @@ class Lifetime:
         elif message.state is not DOUBTFUL or message.is_persistent:
             _set_state(message, ENDED if message.is_expiring else WAITING)
         return message
+
+
+def is_continued(start: TimelineRow) -> bool:
+    """Return whether a row is the start of a run whose run before is in the history."""
+    return start.code == EventCode.RUN_STARTED and bool(start.number & StartFlag.CONTINUED)
 
 
 def _event(row: TimelineRow) -> int:

@@ -100,7 +100,7 @@ class QueueAudit:
         self.resting = 0
         """See `QueueCut.resting`."""
         self.resting_in_doubt = 0
-        """Number of those of them that a start may not have found."""
+        """Number of messages that rested until a start found too few: each may be lost."""
         self.held = 0
         self.arrivals = 0
         self.first_dispatches = 0
@@ -674,7 +674,7 @@ class QueueAudit:
             self.expiring.clear()
             return
         certain, uncertain = self.recover_messages(self.messages, WAITING, event, at)
-        # Only messages that a start can find again rest through it.
+        # All of them are found again: others do not rest over a start.
         certain += self.resting
         self.waiting = certain
         for message in self.messages.values():

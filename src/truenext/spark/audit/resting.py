@@ -1,11 +1,11 @@
 """Messages that rest: they exist at a cut, and the section behind it has no event of theirs.
 
-Of waiting messages that rest, a section needs their number, and the first of each priority and group: no message behind
-it becomes the true next. So a section has no more messages in memory than it has events, however many wait. Messages
-that rest in another state, such as delayed ones, matter to no other message.
+Of those that wait, a section needs their number, and the first of each priority and group: no message behind it becomes
+the true next. Of the others, such as delayed ones, it needs nothing. So a section has no more messages in memory than
+it has events, however many wait.
 
-The start of a broker leaves a waiting message as it was, or all that rest in doubt if it has not found as many. Other
-events that apply to all messages of a queue, such as its end, change each one: then none rests.
+After a start of the broker, a resting message waits again. If the start has found too few messages, all that rest are
+in doubt. Other events that apply to all messages of a queue, such as its end, change each one: then none rests.
 """
 
 from __future__ import annotations
@@ -13,14 +13,42 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from truenext.spark.audit.cut import MessageRow
+from truenext.spark.audit.lifetime import is_continued
 from truenext.spark.audit.model import EventCode, MessageState, StartFlag, TimelineRow
 
 
+class Since(NamedTuple):
+    """What has happened since a cut, as far as it matters to resting messages."""
+
+    has_start: bool
+    """True if messages were recovered since the cut: of the resting ones, only those that wait rest over that."""
+    has_gap: bool
+    finds_transient: bool
+    """True if transient messages are recovered, too."""
+
+
+def since(marks: Sequence[TimelineRow], *, is_recovered: bool) -> Since | None:
+    """Return what has happened since a cut; None if no message can rest over that. `marks` are the starts and gaps
+    since, in order, and `is_recovered` says whether the run of the cut had finished its recovery."""
+    starts = [each for each in marks if each.code == EventCode.RUN_STARTED]
+    if not all(map(is_continued, starts)) or (marks and marks[-1].code == EventCode.GAP):
+        return None
+    has_gap = len(starts) < len(marks)
+    finds_transient = not has_gap and all(each.number & StartFlag.CLEAN for each in starts)
+    return Since(bool(starts) or not is_recovered, has_gap, finds_transient)
+
+
 class QueueCuts:
-    """Cuts of one queue, and which messages rest in the sections behind them. Messages are given in order. Sets of
-    sections are integers with a bit for each."""
+    """Cuts of one queue, and which messages rest in the sections behind them.
+
+    Messages are taken by sequence, so the first one that rests in a section is the first of its priority and group.
+    Several QueueCuts, each for some of the messages, add up: then a section has several such first messages. Sets of
+    sections are integers with a bit for each.
+    """
 
     def __init__(self, cuts: Sequence[int], marks: Sequence[TimelineRow]) -> None:
         self.cuts = cuts
@@ -31,7 +59,7 @@ class QueueCuts:
         self._with_persistent = every & ~self.sections(row.event for row in marks if not _keeps_persistent(row))
         self._with_transient = every & ~self.sections(row.event for row in marks if not _keeps_transient(row))
         self._with_first: dict[tuple[int, int], int] = {}
-        """For each priority and group, sections that have the first waiting message that rests in them."""
+        """For each priority and group, the sections that have its first message."""
         self._counts: Counter[int] = Counter()
         """Number of further messages by the sections in which they rest."""
 
@@ -43,18 +71,17 @@ class QueueCuts:
             found |= 1 << bisect_right(self.cuts, event) >> 1
         return found
 
-    def rest(self, positions: range, message: MessageRow, own: int) -> tuple[Iterable[int], bool]:
-        """Return the positions of cuts that need a row of the message, and whether it rests in the last section without
-        one. Nothing happens to it from the first of `positions` to the last. `own` are the sections that have events of
-        the message."""
+    def take(self, positions: range, message: MessageRow, own: int) -> tuple[Iterable[int], bool]:
+        """Count a message in the sections in which it rests. Return the positions of the cuts that need its row, and
+        whether the last section does without. `message` is its state at all of `positions`, `own` are the sections
+        with events of it."""
         every = (1 << positions.stop) - (1 << positions.start)
         visible = every & -(1 << bisect_right(self.cuts, message.visible_event))
         rests = visible & ~own if message.can_rest(self.cuts[positions.stop - 1]) else 0
         if not rests:
             return positions, False
         if message.state is not MessageState.WAITING:
-            rests &= self._unmarked
-            unknown = rests
+            unknown = rests & self._unmarked
         else:
             rests &= self._with_persistent if message.is_persistent else self._with_transient
             lane = (message.priority, message.group)
@@ -66,25 +93,25 @@ class QueueCuts:
 
     def resting(self) -> Iterator[tuple[int, int]]:
         """Yield each cut behind which waiting messages rest without a row, with their number."""
-        for position, cut in enumerate(self.cuts):
-            count = sum(count for sections, count in self._counts.items() if sections >> position & 1)
+        changes = [0] * (len(self.cuts) + 1)
+        for sections, count in self._counts.items():
+            # Neighbours that differ: where a stretch of sections begins or ends.
+            for position in _bits(sections ^ (sections << 1)):
+                changes[position] += count if sections >> position & 1 else -count
+        for cut, count in zip(self.cuts, accumulate(changes), strict=False):
             if count:
                 yield cut, count
 
 
 def _keeps_persistent(mark: TimelineRow) -> bool:
-    """Return whether persistent messages that wait rest through the mark, and the start behind it."""
-    return mark.code == EventCode.GAP or _keeps_transient(mark) or _is_continued(mark)
+    """Return whether persistent messages that wait rest over the mark, and the start behind it."""
+    return mark.code == EventCode.GAP or _keeps_transient(mark) or is_continued(mark)
 
 
 def _keeps_transient(mark: TimelineRow) -> bool:
-    """Return whether transient messages that wait rest through the mark."""
+    """Return whether transient messages that wait rest over the mark."""
     is_clean = bool(mark.number & StartFlag.CLEAN)
-    return mark.code == EventCode.NOT_RECOVERED or (_is_continued(mark) and is_clean)
-
-
-def _is_continued(mark: TimelineRow) -> bool:
-    return mark.code == EventCode.RUN_STARTED and bool(mark.number & StartFlag.CONTINUED)
+    return mark.code == EventCode.NOT_RECOVERED or (is_continued(mark) and is_clean)
 
 
 def _bits(number: int) -> Iterator[int]:

@@ -23,10 +23,12 @@ from truenext.errors import HistoryError
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.cut_rows import CUT_SCHEMA
 from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
+from truenext.spark.audit.resting import Since, since
 from truenext.spark.audit.runs import BLOCK_BITS
 from truenext.spark.audit.sections import RESETS
 from truenext.spark.audit.state import AuditState, StateFolder
 from truenext.spark.audit.timeline import with_visibility
+from truenext.spark.caching import cache_rows
 from truenext.spark.output import write_table
 from truenext.spark.paths import path_to_read
 
@@ -73,34 +75,31 @@ class SavedAudit:
 
     def divided(self, events: DataFrame, marks: Sequence[TimelineRow]) -> tuple[SavedAudit, RestingMessages | None]:
         """Divide the cut into what an audit of the `events` since needs, and messages that rest. `marks` are the starts
-        and gaps among the events."""
-        starts = [each for each in marks if each.code == EventCode.RUN_STARTED]
-        has_gap = len(starts) < len(marks)
-        if not all(each.number & StartFlag.CONTINUED for each in starts) or (has_gap and marks[-1] not in starts):
+        and gaps among the events, in order."""
+        happened = since(marks, is_recovered=self.state.is_recovered)
+        if happened is None:
             return self, None
         touched = events.where("sequence is not null").select("sequence", F.lit(True).alias("is_touched")).distinct()
-        touched = touched.persist()
+        touched = cache_rows(touched)
         # Now Spark knows its size: see after_ends.
         touched.count()
         changed = events.where(F.col("kind").isin("ended", "drained")).select("queue", F.lit(True).alias("is_changed"))
         can_rest = F.coalesce("rests", F.lit(False))
-        has_start = bool(marks) or not self.state.is_recovered
-        if has_start:
-            finds_all = not has_gap and all(each.number & StartFlag.CLEAN for each in starts)
-            can_rest &= F.col("priority").isNotNull() & (F.col("persistent") | F.lit(finds_all))
+        if happened.has_start:
+            is_found = F.col("persistent") | F.lit(happened.finds_transient)
+            can_rest &= F.col("priority").isNotNull() & is_found
         is_at_rest = can_rest & F.isnull("is_touched") & F.isnull("is_changed")
-        cut = (
+        cut = cache_rows(
             self.cut.join(touched, "sequence", "left")
             .join(F.broadcast(changed.distinct()), "queue", "left")
             .select(*SAVED_COLUMNS, is_at_rest.alias("is_at_rest"))
-            .persist()
         )
         rows = cut.where("is_at_rest")
         lanes = rows.where("priority is not null").groupBy("queue", "priority", "group")
-        firsts = lanes.agg(F.min("sequence").alias("sequence"), (F.count("*") - 1).alias("others")).persist()
+        firsts = cache_rows(lanes.agg(F.min("sequence").alias("sequence"), (F.count("*") - 1).alias("others")))
         firsts.count()
         touched.unpersist()
-        resting = RestingMessages(rows, firsts, has_start, has_gap, (cut, firsts))
+        resting = RestingMessages(rows, firsts, happened, (cut, firsts))
         return replace(self, cut=cut.where("not is_at_rest")), resting
 
     def after(self, events: DataFrame) -> DataFrame:
@@ -169,15 +168,14 @@ class RestingMessages:
     messages: DataFrame
     """Their rows, with SAVED_COLUMNS."""
     firsts: DataFrame
-    """`queue`, `sequence` of the first waiting message of each priority and group, and number of `others` behind it."""
-    has_start: bool
-    """True if the broker has started since, or was about to recover its messages."""
-    has_gap: bool
+    """`queue`, `sequence` and `others`: the first waiting message of each priority and group, and how many are behind
+    it."""
+    since: Since
     cached: tuple[DataFrame, ...]
 
     def rows(self, state: AuditState) -> DataFrame:
         """Return the rows for the sweep: the first messages, and how many are behind them, with CUT_SCHEMA."""
-        firsts = self.messages.join(self.firsts.select("sequence"), "sequence")
+        firsts = self.messages.join(self.firsts.select("queue", "sequence"), ["queue", "sequence"])
         counts = self.firsts.groupBy("queue").agg(F.sum("others").alias("number"))
         resting = counts.select(
             "queue",
@@ -190,12 +188,13 @@ class RestingMessages:
 
     def saved(self, swept: DataFrame) -> DataFrame:
         """Return the rows of the next cut that the sweep does not return. `swept` are the rows `saved` that it does."""
-        messages = self.messages.join(self.firsts.select("sequence"), "sequence", "left_anti").select(*SAVED_COLUMNS)
-        if not self.has_start:
+        firsts = self.firsts.select("queue", "sequence")
+        messages = self.messages.join(firsts, ["queue", "sequence"], "left_anti").select(*SAVED_COLUMNS)
+        if not self.since.has_start:
             return messages
         is_queue = (F.col("code") == int(CutCode.SECTION)) & (F.col("number") > 0)
         in_doubt = swept.where(is_queue).select("queue", F.lit(True).alias("is_in_doubt"))
-        after_starts = partial(_after_starts, has_gap=self.has_gap)
+        after_starts = partial(_after_starts, has_gap=self.since.has_gap)
         return messages.join(F.broadcast(in_doubt), "queue", "left").mapInArrow(after_starts, messages.schema)
 
 
@@ -203,6 +202,9 @@ def _after_starts(batches: Iterable[pa.RecordBatch], has_gap: bool) -> Iterator[
     """Write into saved rows of waiting messages what a gap and a start have changed."""
     for batch in batches:
         in_doubt = batch.column("is_in_doubt").fill_null(False)
+        if not has_gap and not pc.any(in_doubt).as_py():
+            yield batch.select([*SAVED_COLUMNS])
+            continue
         payloads = []
         for payload, is_in_doubt in zip(batch.column("payload").to_pylist(), in_doubt.to_pylist(), strict=True):
             message = msgspec.msgpack.decode(payload, type=MessageRow)

@@ -1,8 +1,8 @@
 """Plan of an audit in sections: which queues are cut, and before which events.
 
 A queue with many events is cut, so that several tasks audit it at once. Most messages that wait then rest through a
-section, and cost it nothing. But each group has a first one: the more of these there may be, the longer the section, so
-that cuts at most double the work.
+section, and cost it nothing. But the first of each group is needed. So a section has at least as many events as
+messages of groups may wait: cuts at most double the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.lifetime import ENDS
 from truenext.spark.audit.timeline import CODES, kinds
 
-SECTION_EVENTS = 1_000_000
+SECTION_EVENTS = 500_000
 """Least number of a queue's events in a section. A queue with less than twice as many is not cut."""
 
 GRAINS = 16
@@ -138,12 +138,12 @@ def queue_sections(grains: Sequence[Grain], bits: int, section_events: int) -> I
     for each in grains:
         arrivals, ticks, left = arrivals + each.arrivals, ticks + each.events, left - each.events
         backlog, grouped = max(backlog + each.arrivals - each.ends, 0), grouped + each.grouped
-        # An end does not say whether its message had a group.
+        # At most as many as wait, and as came with a group: an end does not name the group.
         of_groups = min(backlog, grouped)
         largest = max(largest, of_groups)
         paused, resumed = max(paused, each.paused), max(resumed, each.resumed)
         least = max(section_events, largest)
-        # A short rest belongs to the last section.
+        # A short remainder belongs to the last section.
         if ticks - section.ticks >= least and left > max(section_events, of_groups) // 2:
             section = Section(each.queue, each.grain + 1 << bits, arrivals, ticks, paused, resumed)
             largest = of_groups

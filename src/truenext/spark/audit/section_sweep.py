@@ -58,7 +58,8 @@ SECTION_SCHEMA = pa.schema(
 """Schema of the rows of sections: `section` is null for queues that are not cut. Three more kinds of rows: `end` has
 the idle times at the edges of a section, and its first dispatches in `delivery`; `position` has the positions that a
 section has counted of a message which it leaves to later ones; `saved` is a row of the cut at the end of the history,
-with a CutCode in `code`, and 1 in `number` for a message that is expiring."""
+with a CutCode in `code`, and 1 in `number` for a message that is expiring, and for a queue whose resting messages are
+in doubt. `rests` says whether a saved message can rest; if it waits, it has a `priority` and a `group`."""
 
 
 class Stop(NamedTuple):
@@ -101,8 +102,8 @@ def sweep_sections(
 
 
 def left_rows(left: DataFrame, ends: Mapping[str, Stop], *, is_saved: bool) -> DataFrame:
-    """Return rows with SECTION_SCHEMA of messages that are LEFT: of the cut at the end of the history if `is_saved`,
-    else of messages that wait then. `ends` has the end of the history by queue."""
+    """Return the last rows, with SECTION_SCHEMA, of messages that are LEFT: rows `saved` if `is_saved`, else `message`.
+    `ends` has the end of the history by queue."""
     finish = partial(_finish_left, ends=ends, is_saved=is_saved)
     return left.mapInArrow(finish, from_arrow_schema(SECTION_SCHEMA))
 
@@ -296,7 +297,7 @@ class _SectionAudit:
         section = SectionRow(cut.event, cut.queue, NEVER, 0, cut.idle)
         coded = [(CutCode.SECTION, section), *((CutCode.CONSUMER, each) for each in cut.consumers)]
         in_doubt = int(self.audit.resting_in_doubt > 0)
-        yield self._saved(len(coded), {}, {"number": [in_doubt] * len(coded)}, coded=coded)
+        yield self._saved(len(coded), {}, {"number": [in_doubt, *(0 for _ in coded[1:])]}, coded=coded)
 
     def _saved_messages(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(cut.messages), FLUSH_ROWS):
@@ -338,19 +339,20 @@ class _SectionAudit:
 
 
 class Swept(NamedTuple):
-    """Result of a sweep over whole queues, with SECTION_SCHEMA."""
+    """Result of a sweep over whole queues."""
 
     rows: DataFrame
-    """Rows `message`, `finding` and `depth`."""
+    """Rows `message`, `finding` and `depth`, with the columns of SWEEP_SCHEMA."""
     saved: DataFrame
-    """Rows `saved`."""
+    """Rows `saved`, with those of SECTION_SCHEMA, if the history goes on."""
     cached: tuple[DataFrame, ...]
 
 
-def whole(rows: DataFrame) -> Swept:
+def uncut(rows: DataFrame) -> Swept:
     """Return the result of a sweep that has cut no queue."""
     rows = cache_rows(rows)
-    return Swept(rows, rows.where(F.col("row") == "saved"), (rows,))
+    is_saved = F.col("row") == "saved"
+    return Swept(rows.where(~is_saved), rows.where(is_saved), (rows,))
 
 
 def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> Swept:
@@ -391,7 +393,7 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: St
             for name in ("arrival", "delivery")
         }
     )
-    # The others, which are most, stay as they are cached: a second copy of them would not fit into memory.
+    # The others, which are most, are not cached again: each table reads them with the join to the small `base_table`.
     far = cache_rows(far.select(*SECTION_SCHEMA.names))
     far.count()
     joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far)

@@ -21,7 +21,7 @@ from operator import attrgetter
 from msgspec import structs
 
 from truenext.spark.audit.cut import ConsumerRow, MessageRow, QueueCut, QueueRow
-from truenext.spark.audit.lifetime import MARKS, MESSAGE_CODES, Lifetime
+from truenext.spark.audit.lifetime import MARKS, MESSAGE_CODES, Lifetime, is_continued
 from truenext.spark.audit.model import (
     NEVER,
     SELECTOR_WINDOW,
@@ -133,11 +133,7 @@ def _position(events: Sequence[int], event: int) -> int:
 def _recoveries(rows: Sequence[TimelineRow]) -> list[tuple[TimelineRow, TimelineRow]]:
     """Return each start that continues a run of the history, with the row that shows what it has recovered, or that
     hides it: the next row of the queue."""
-    return [
-        (start, row)
-        for start, row in pairwise(rows)
-        if start.code == EventCode.RUN_STARTED and start.number & StartFlag.CONTINUED
-    ]
+    return [(start, row) for start, row in pairwise(rows) if is_continued(start)]
 
 
 def expected_count(messages: Sequence[MessageRow]) -> tuple[int, int]:
