@@ -22,7 +22,7 @@ from truenext.spark.audit.model import EventCode, MessageState, StartFlag, Timel
 
 
 class Since(NamedTuple):
-    """What has happened since a cut, as far as it matters to resting messages."""
+    """Effect on resting messages of the starts and gaps since a cut."""
 
     has_start: bool
     """True if messages were recovered since the cut: of the resting ones, only those that wait rest over that."""
@@ -59,7 +59,7 @@ class QueueCuts:
         self._with_persistent = every & ~self.sections(row.event for row in marks if not _keeps_persistent(row))
         self._with_transient = every & ~self.sections(row.event for row in marks if not _keeps_transient(row))
         self._with_first: dict[tuple[int, int], int] = {}
-        """For each priority and group, the sections that have its first message."""
+        """Sections in which a first waiting message is known, by its priority and group."""
         self._counts: Counter[int] = Counter()
         """Number of further messages by the sections in which they rest."""
 
