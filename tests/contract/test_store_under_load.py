@@ -521,6 +521,8 @@ class SmallDisk:
         """Put messages until space is short, and return their keys."""
         keys: list[bytes] = []
         while self.level is DiskLevel.PLENTY:
+            # A spare segment is more than lies between the levels LITTLE and NONE of a small limit.
+            until(lambda: not self.store._journal.needs_spare)
             keys += self.put(1)
             self.store.disk_space.update_level()
             assert len(keys) < 1000
