@@ -55,8 +55,8 @@ def split(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> Iterator[tuple[in
         yield first, [row for row in rows if first <= row.event < after]
 
 
-class Rest:
-    """Messages of a queue that rest behind a cut, told without bits and stretches."""
+class UntouchedRule:
+    """Untouched messages of a queue behind a cut, found without bits and stretches."""
 
     def __init__(self, rows: Sequence[TimelineRow]) -> None:
         marks = [row for row in rows if row.code in MARKS]
@@ -71,15 +71,15 @@ class Rest:
         for message in cut.messages:
             lane = message.state, message.priority, message.group
             is_waiting = message.state is MessageState.WAITING
-            if not self._rests(message, cut.event, end) or (is_waiting and lane not in lanes):
+            if not self._is_untouched(message, cut.event, end) or (is_waiting and lane not in lanes):
                 known.append(message)
-                lanes |= {lane} if self._rests(message, cut.event, end) else set()
+                lanes |= {lane} if self._is_untouched(message, cut.event, end) else set()
             else:
                 others.append(message)
-        resting = sum(each.state is MessageState.WAITING for each in others)
-        return structs.replace(cut, messages=known, resting=resting), others
+        untouched = sum(each.state is MessageState.WAITING for each in others)
+        return structs.replace(cut, messages=known, untouched=untouched), others
 
-    def _rests(self, message: MessageRow, cut: int, end: int) -> bool:
+    def _is_untouched(self, message: MessageRow, cut: int, end: int) -> bool:
         if any(cut <= event < end for event in self._events[message.sequence]) or message.visible_event >= cut:
             return False
         marks = [mark for mark in self._marks if cut <= mark.event < end]
@@ -98,11 +98,11 @@ def _is_kept(message: MessageRow, mark: TimelineRow) -> bool:
     return is_continued and (message.is_persistent or bool(mark.number & StartFlag.CLEAN))
 
 
-def check_at_rest(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
-    """Audit a queue in sections that do not know the messages that rest."""
+def check_untouched(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
+    """Audit a queue in sections that do not know the untouched messages."""
     whole = Outcome([fed(QueueAudit(STUCK_US), rows)])
     computed = [*queue_cuts(rows, cuts), None]
-    rest = Rest(rows)
+    rule = UntouchedRule(rows)
     audits = []
     others: list[MessageRow] = []
     following = [*cuts[1:], rows[-1].event + 1]
@@ -110,7 +110,7 @@ def check_at_rest(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
         if cut is None:
             audits.append(fed(QueueAudit(STUCK_US), some))
         else:
-            reduced, others = rest.reduced(cut, end)
+            reduced, others = rule.reduced(cut, end)
             audits.append(fed(QueueAudit.begin(reduced, STUCK_US), some))
         if end <= rows[-1].event:
             (at_end,) = (each for each in computed if each is not None and each.event == end)
@@ -128,9 +128,9 @@ def check_at_rest(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
 
 
 def check(rows: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
-    """Audit a queue in sections, each from the cut that is computed, without messages that rest, and again one after
+    """Audit a queue in sections, each from the cut that is computed, without untouched messages, and again one after
     the other."""
-    check_at_rest(rows, cuts)
+    check_untouched(rows, cuts)
     whole = Outcome([fed(QueueAudit(STUCK_US), rows)])
     computed = queue_cuts(rows, cuts)
     parallel: list[QueueAudit] = []

@@ -15,11 +15,11 @@ from tests.spark.plain import by_queue, rows_of
 from truenext.spark.audit.cut import CutCode, QueueCut
 from truenext.spark.audit.model import NEVER, EventCode, Finding, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
-from truenext.spark.audit.resting import Since, since
 from truenext.spark.audit.resume import SAVED_COLUMNS, SavedAudit, _after_starts, _become_durable, reset_marks
 from truenext.spark.audit.section_sweep import WHOLE, Stop, sweep_batches
 from truenext.spark.audit.state import AuditState
 from truenext.spark.audit.timeline import COLUMNS
+from truenext.spark.audit.untouched import Since, since
 
 Found = tuple[str, Finding]
 """Queue, and finding."""
@@ -106,7 +106,7 @@ def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
         new = rows if state is None else [each for each in rows if each["event"] > state.last_event]
         fresh = WHOLE
         happened: Since | None = None
-        cut, resting = _durable(saved, rows, state), list[dict[str, Any]]()
+        cut, untouched = _durable(saved, rows, state), list[dict[str, Any]]()
         if state is not None:
             after_recovery = [
                 each["event"]
@@ -116,11 +116,11 @@ def sweep_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
             is_recovered = bool(after_recovery)
             was_recovered = is_recovered and after_recovery[0] <= state.last_event
             happened = since(_resets(new), is_recovered=was_recovered)
-            cut, resting = _divided(cut, new, happened)
+            cut, untouched = _divided(cut, new, happened)
             fresh = SavedAudit(state, None).fresh(is_recovered=is_recovered)  # type: ignore[arg-type]
         batches = [_batch([*cut, *new])]
         swept = [each for out in sweep_batches(batches, STUCK_US, fresh, stop) for each in out.to_pylist()]
-        saved = [each for each in swept if each["row"] == "saved"] + _left(resting, swept, happened)
+        saved = [each for each in swept if each["row"] == "saved"] + _left(untouched, swept, happened)
         names = Finding.__struct_fields__
         found.append(
             [(each["queue"], Finding(**{n: each[n] for n in names})) for each in swept if each["row"] == "finding"]
@@ -172,42 +172,42 @@ def _durable(
 def _divided(
     cut: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], happened: Since | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows that the sweep of the `new` events needs, and those of messages that rest."""
+    """Return the rows that the sweep of the `new` events needs, and those of untouched messages."""
     if happened is None:
         return [*cut], []
     touched = {each["sequence"] for each in new}
     changed = {each["queue"] for each in new if each["code"] in (EventCode.ENDED, EventCode.DRAINED)}
-    known, resting = [], []
+    known, untouched = [], []
     lanes: set[tuple[Any, ...]] = set()
     for row in sorted(cut, key=lambda each: each["sequence"] or -1):
         is_waiting = row["priority"] is not None
         lane = row["queue"], row["priority"], row["group"]
-        rests = row["rests"] and row["sequence"] not in touched and row["queue"] not in changed
+        is_untouched = row["can_be_untouched"] and row["sequence"] not in touched and row["queue"] not in changed
         if happened.has_start:
-            rests = rests and is_waiting and (happened.finds_transient or row["persistent"])
-        if not rests or (is_waiting and lane not in lanes):
+            is_untouched = is_untouched and is_waiting and (happened.finds_transient or row["persistent"])
+        if not is_untouched or (is_waiting and lane not in lanes):
             known.append(row)
-            lanes |= {lane} if rests else set()
+            lanes |= {lane} if is_untouched else set()
         else:
-            resting.append(row)
+            untouched.append(row)
     # One row for each message is as good as one for all of a queue.
     counts = [
-        each | {"code": CutCode.RESTING, "number": 1, "payload": b""}
-        for each in resting
+        each | {"code": CutCode.UNTOUCHED, "number": 1, "payload": b""}
+        for each in untouched
         if each["priority"] is not None
     ]
-    return [*known, *counts], resting
+    return [*known, *counts], untouched
 
 
 def _left(
-    resting: Sequence[dict[str, Any]], swept: Sequence[dict[str, Any]], happened: Since | None
+    untouched: Sequence[dict[str, Any]], swept: Sequence[dict[str, Any]], happened: Since | None
 ) -> list[dict[str, Any]]:
-    """Return the rows of the next cut for messages that rest, after all starts."""
+    """Return the rows of the next cut for untouched messages, after all starts."""
     if happened is None or not happened.has_start:
-        return [*resting]
+        return [*untouched]
     sections = [each for each in swept if (each["row"], each["code"]) == ("saved", CutCode.SECTION)]
     in_doubt = {each["queue"] for each in sections if each["number"]}
-    rows = [each | {"is_in_doubt": True if each["queue"] in in_doubt else None} for each in resting]
+    rows = [each | {"is_in_doubt": True if each["queue"] in in_doubt else None} for each in untouched]
     batch = _batch(rows, names=(*SAVED_COLUMNS, "is_in_doubt"))
     after = _after_starts([batch], has_gap=happened.has_gap)
     return [each | {"row": "saved"} for out in after for each in out.to_pylist()]
@@ -220,7 +220,7 @@ def _resets(rows: Sequence[dict[str, Any]]) -> list[TimelineRow]:
     return [TimelineRow(event, 0, row["code"], number=row["number"]) for event, row in sorted(found.items())]
 
 
-_OF_MESSAGES = ("persistent", "rests", "priority", "group")
+_OF_MESSAGES = ("persistent", "can_be_untouched", "priority", "group")
 _VISIBLE = ("visible_event", "visible_at")
 
 
@@ -232,6 +232,6 @@ def _later(row: dict[str, Any] | None, name: str, event: int) -> int | None:
 
 def _batch(rows: Sequence[dict[str, Any]], names: Sequence[str] = (*COLUMNS, "section", "payload")) -> pa.RecordBatch:
     types = {"queue": pa.string(), "payload": pa.binary()}
-    types |= dict.fromkeys(("persistent", "rests", "is_in_doubt"), pa.bool_())
+    types |= dict.fromkeys(("persistent", "can_be_untouched", "is_in_doubt"), pa.bool_())
     arrays = [pa.array([each.get(name) for each in rows], types.get(name, pa.int64())) for name in names]
     return pa.RecordBatch.from_arrays(arrays, names=[*names])

@@ -23,26 +23,26 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 
 from tests.spark import test_sections
-from tests.spark.cutting import Rest
+from tests.spark.cutting import UntouchedRule
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory, joined
 from tests.spark.plain import by_queue, rows_of
 from tests.spark.test_consumers import Story
 from tests.spark.test_cuts import EXAMPLES, random_history, seeds
-from tests.spark.waiting import at_rest
+from tests.spark.waiting import never_touched
 from truenext.spark.audit import audit as audit_module
 from truenext.spark.audit import cut_rows as rows_module
-from truenext.spark.audit import resting as resting_module
 from truenext.spark.audit import section_plan as plan_module
 from truenext.spark.audit import sections as sections_module
+from truenext.spark.audit import untouched as untouched_module
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import ConsumerRow, CutCode, MessageRow, QueueCut, SectionRow
 from truenext.spark.audit.cut_rows import CutHistory, Recoveries
 from truenext.spark.audit.lifetime import ENDS, MARKS, MESSAGE_CODES, is_continued
 from truenext.spark.audit.model import NEVER, ConsumerFlags, EventCode, TimelineRow
-from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import Grain, Section, SectionPlan
 from truenext.spark.audit.sections import CONSUMER_CODES, RESETS, queue_cuts
+from truenext.spark.audit.untouched import QueueCuts
 
 BITS = 2
 PULLS = int(ConsumerFlags.PULLS)
@@ -199,13 +199,13 @@ def check_cuts(timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str,
         of_sections[row["section"]].append(row)
     assert [*of_sections] and {*of_sections} == {*range(len(plan.sections))}
     for queue, cuts in plan.cuts().items():
-        rest, end = Rest(timelines[queue]), timelines[queue][-1].event
+        rule, end = UntouchedRule(timelines[queue]), timelines[queue][-1].event
         # A loss may be shown by the last row.
         *computed, at_end = queue_cuts(timelines[queue], [*cuts, end + 1])
         others: list[MessageRow] = []
         for cut, (first, until) in zip(computed, pairwise([*cuts, end + 1]), strict=True):
             cut.queue.first_dispatches = 0
-            reduced, others = rest.reduced(cut, until)
+            reduced, others = rule.reduced(cut, until)
             assert decoded(first, of_sections[cuts[first]]) == reduced
         left = [_payload(each, MessageRow) for each in rows if (each["queue"], each["code"]) == (queue, CutCode.LEFT)]
         names = {each.sequence for each in others}
@@ -238,8 +238,8 @@ def decoded(event: int, rows: Sequence[dict[str, Any]]) -> QueueCut:
     queue.knows_exclusive |= any(each["code"] == CutCode.GAP_DISPATCH for each in rows)
     consumers.sort(key=attrgetter("since"))
     messages.sort(key=attrgetter("sequence"))
-    resting = sum(each["number"] for each in rows if each["code"] == CutCode.RESTING)
-    return QueueCut(event, queue, consumers, messages, resting=resting)
+    untouched = sum(each["number"] for each in rows if each["code"] == CutCode.UNTOUCHED)
+    return QueueCut(event, queue, consumers, messages, untouched=untouched)
 
 
 def _payload(row: dict[str, Any], type: Any) -> Any:
@@ -254,7 +254,7 @@ def test_rows_of_cuts_are_those_that_are_computed_in_memory() -> None:
 def check_random(seed: int) -> None:
     size = random.Random(seed).choice([2, 5, 20])
     check_history(random_history(seed), size)
-    check_history(at_rest(seed)[0], size)
+    check_history(never_touched(seed)[0], size)
 
 
 def test_loss_that_only_the_end_of_the_history_shows_leaves_messages_in_doubt() -> None:
@@ -320,7 +320,7 @@ FAULTS = [
     Fault("event of the section itself", rows_module, "_message_states", "cut - 1, int(code)", "cut, int(code)"),
     Fault("arrival taken for a position", rows_module, "_message_states", "=-message.arrival", "=message.arrival"),
     Fault("messages that are left forgotten", rows_module, "_message_states", "if is_left and", "if False and"),
-    Fault("messages at rest not counted", rows_module, "_message_states", "of_queue.resting()", "()"),
+    Fault("untouched messages not counted", rows_module, "_message_states", "of_queue.untouched()", "()"),
     Fault(
         "mark in a section missed", QueueCuts, "__init__", "every & ~self.sections(row.event for row in marks)", "-1"
     ),
@@ -331,9 +331,15 @@ FAULTS = [
         "(self.cuts, event) >> 1",
         "(self.cuts, event)",
     ),
-    Fault("message at rest not visible yet", QueueCuts, "take", "visible = every & -(1 <<", "visible = every | (1 <<"),
-    Fault("message at rest with an event", QueueCuts, "take", "visible & ~own", "visible"),
-    Fault("state of a message at rest changed", QueueCuts, "take", "rests & self._unmarked", "rests"),
+    Fault(
+        "untouched message that is not visible yet",
+        QueueCuts,
+        "take",
+        "visible = every & -(1 <<",
+        "visible = every | (1 <<",
+    ),
+    Fault("untouched message with an event", QueueCuts, "take", "visible & ~own", "visible"),
+    Fault("state of an untouched message changed", QueueCuts, "take", "untouched & self._unmarked", "untouched"),
     Fault("start taken for an end", QueueCuts, "take", "self._with_persistent if", "self._unmarked if"),
     Fault(
         "transient message found after a crash",
@@ -344,26 +350,26 @@ FAULTS = [
     ),
     Fault("first of another priority", QueueCuts, "take", "(message.priority, message.group)", "(4, message.group)"),
     Fault("first of another group", QueueCuts, "take", "(message.priority, message.group)", "(message.priority, 0)"),
-    Fault("first of a section for each message", QueueCuts, "take", "= with_first | rests", "= with_first"),
-    Fault("first of another section", QueueCuts, "take", "= with_first | rests", "= -1"),
+    Fault("first of a section for each message", QueueCuts, "take", "= with_first | untouched", "= with_first"),
+    Fault("first of another section", QueueCuts, "take", "= with_first | untouched", "= -1"),
     Fault("message left in any section", QueueCuts, "take", "bool(unknown & self._last)", "bool(unknown)"),
-    Fault("numbers of all sections", QueueCuts, "resting", "sections ^ (sections << 1)", "sections"),
-    Fault("gap taken for an end", resting_module, "_keeps_persistent", "mark.code == EventCode.GAP or", ""),
-    Fault("loss taken for an end", resting_module, "_keeps_transient", "mark.code == EventCode.NOT_RECOVERED or", ""),
+    Fault("numbers of all sections", QueueCuts, "untouched", "sections ^ (sections << 1)", "sections"),
+    Fault("gap taken for an end", untouched_module, "_keeps_persistent", "mark.code == EventCode.GAP or", ""),
+    Fault("loss taken for an end", untouched_module, "_keeps_transient", "mark.code == EventCode.NOT_RECOVERED or", ""),
     Fault(
         "unknown run taken for a start",
-        resting_module,
+        untouched_module,
         "is_continued",
         "and bool(start.number & StartFlag.CONTINUED)",
         "",
     ),
-    Fault("crash taken for a stop", resting_module, "_keeps_transient", " and is_clean", ""),
-    Fault("held message at rest", MessageRow, "can_rest", "self.state is MessageState.HELD", "False"),
-    Fault("blocking message at rest", MessageRow, "can_rest", "self.is_blocking or self.group", "self.group"),
+    Fault("crash taken for a stop", untouched_module, "_keeps_transient", " and is_clean", ""),
+    Fault("held message untouched", MessageRow, "can_be_untouched", "self.state is MessageState.HELD", "False"),
+    Fault("blocking message untouched", MessageRow, "can_be_untouched", "self.is_blocking or self.group", "self.group"),
     Fault(
-        "delayed message of a group at rest",
+        "delayed untouched message of a group",
         MessageRow,
-        "can_rest",
+        "can_be_untouched",
         "self.is_blocking or self.group",
         "self.is_blocking",
     ),
@@ -450,9 +456,9 @@ FAULTS = [
         "            largest = of_groups\n",
         "",
     ),
-    Fault("short rest", plan_module, "queue_sections", " and left > max(section_events, of_groups) // 2", ""),
+    Fault("short remainder", plan_module, "queue_sections", " and left > max(section_events, of_groups) // 2", ""),
     Fault(
-        "rest below the backlog",
+        "remainder below the backlog",
         plan_module,
         "queue_sections",
         "max(section_events, of_groups) // 2",

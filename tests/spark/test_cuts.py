@@ -215,8 +215,8 @@ def test_cut_between_a_start_and_the_end_of_its_recovery(is_told: bool) -> None:
 # ---- Planted faults ----
 
 FAULTS = [
-    Fault("messages at rest forgotten", QueueAudit, "begin", "self.waiting = cut.resting", "cut.resting"),
-    Fault("messages at rest forgotten at a start", QueueAudit, "on_run_started", "certain += self.resting", "pass"),
+    Fault("untouched messages forgotten", QueueAudit, "begin", "self.waiting = cut.untouched", "cut.untouched"),
+    Fault("untouched messages forgotten at a start", QueueAudit, "on_run_started", "certain += self.untouched", "pass"),
     Fault("attempts forgotten", Lifetime, "_return", "row.number, True", "0, True"),
     Fault("hidden commit forgotten", Lifetime, "_return", "> row.event", "> row.event + 10**9"),
     Fault("gap forgotten", Lifetime, "_after_mark", "message.has_known_attempts = False", "pass"),

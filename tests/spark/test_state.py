@@ -27,7 +27,7 @@ from tests.spark.policies import alternating_buckets, serve, three_classes, true
 from tests.spark.test_audit import AUDITS, ODD_NAME, of_broker
 from tests.spark.test_consumers import Story
 from tests.spark.test_cuts import EXAMPLES, random_history, seeds
-from tests.spark.waiting import at_rest
+from tests.spark.waiting import never_touched
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import audit
 from truenext.spark.audit.command import run_audit
@@ -94,9 +94,9 @@ def check_sweeps(events: list[Event], cuts: list[int]) -> None:
     assert [keys(each) for each in pieces_module.sweep_in_pieces(events, cuts)] == expected
 
 
-def test_messages_at_rest_are_found_by_starts_or_are_in_doubt() -> None:
+def test_untouched_messages_are_found_by_starts_or_are_in_doubt() -> None:
     for seed in seeds(EXAMPLES):
-        check_sweeps(*at_rest(seed))
+        check_sweeps(*never_touched(seed))
 
 
 def has_doubt(events: list[Event]) -> bool:
@@ -405,21 +405,25 @@ FAULTS = [
         "(each.priority, each.group) if",
         "(each.priority, 0) if",
     ),
-    Fault("every message rests", _SectionAudit, "_saved_messages", "each.can_rest(cut.event)", "True"),
-    Fault("doubt about messages at rest forgotten", pieces_module, "_after_starts", "if is_in_doubt:", "if False:"),
-    Fault("attempts of messages at rest not forgotten", pieces_module, "_after_starts", "&= not has_gap", "&= True"),
+    Fault("every message untouched", _SectionAudit, "_saved_messages", "each.can_be_untouched(cut.event)", "True"),
+    Fault("doubt about untouched messages forgotten", pieces_module, "_after_starts", "if is_in_doubt:", "if False:"),
+    Fault("attempts of untouched messages not forgotten", pieces_module, "_after_starts", "&= not has_gap", "&= True"),
     Fault("first of messages in doubt", pieces_module, "_after_starts", '("priority", "group")', "()"),
     Fault(
-        "loss of messages at rest forgotten", QueueAudit, "on_recovered", "self.resting_in_doubt + self.resting", "0"
+        "loss of untouched messages forgotten",
+        QueueAudit,
+        "on_recovered",
+        "self.untouched_in_doubt + self.untouched",
+        "0",
     ),
     Fault(
         "messages in doubt found again",
         QueueAudit,
         "on_recovered",
-        "self.resting, self.resting_in_doubt = 0,",
-        "self.resting_in_doubt =",
+        "self.untouched, self.untouched_in_doubt = 0,",
+        "self.untouched_in_doubt =",
     ),
-    Fault("messages in doubt resurrected", QueueAudit, "on_run_started", " + self.resting_in_doubt", ""),
+    Fault("messages in doubt resurrected", QueueAudit, "on_run_started", " + self.untouched_in_doubt", ""),
     Fault("open recovery forgotten", pieces_module, "since", " or not is_recovered", ""),
     Fault("gap forgotten", pieces_module, "since", "has_gap = len(starts) < len(marks)", "has_gap = False"),
     Fault(
@@ -444,7 +448,7 @@ def _differs(seed: int) -> bool:
     events = random_history(seed)
     cuts = random_cuts(events, random.Random(seed))
     try:
-        check_sweeps(*at_rest(seed))
+        check_sweeps(*never_touched(seed))
         if not has_doubt(events):
             check_pieces(events, cuts)
         check_sweeps(events, cuts)

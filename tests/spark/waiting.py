@@ -8,7 +8,7 @@ from tests.spark.histories import Event
 from tests.spark.test_consumers import Story
 
 
-def at_rest(seed: int) -> tuple[list[Event], list[int]]:
+def never_touched(seed: int) -> tuple[list[Event], list[int]]:
     """Return a history of a queue whose messages wait while its broker starts again and again, at times without some of
     them, and its cuts."""
     numbers = random.Random(seed)

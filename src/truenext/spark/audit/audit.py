@@ -21,7 +21,6 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from truenext.errors import HistoryError
-from truenext.model.events import GAP_EVENTS
 from truenext.spark.audit.after_end import Before, after_ends, outstanding
 from truenext.spark.audit.broker_numbers import (
     NUMBER_BITS,
@@ -35,17 +34,19 @@ from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, JoinedHis
 from truenext.spark.audit.cut_rows import CutHistory, cut_rows, with_beginnings
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
-from truenext.spark.audit.model import EventCode, StartFlag, TimelineRow
-from truenext.spark.audit.resume import RestingMessages, SavedAudit, reset_marks, saved_rows
+from truenext.spark.audit.model import EventCode, TimelineRow
+from truenext.spark.audit.resume import SavedAudit, UntouchedMessages, reset_marks, saved_rows
 from truenext.spark.audit.runs import gaps, runs
-from truenext.spark.audit.section_plan import SECTION_EVENTS, section_plan
-from truenext.spark.audit.section_sweep import Stop, Swept, join_sections, left_rows, sweep_sections, uncut
+from truenext.spark.audit.section_plan import SECTION_EVENTS, SectionPlan, section_plan
+from truenext.spark.audit.section_results import Swept, join_sections, uncut
+from truenext.spark.audit.section_sweep import Stop, left_rows, sweep_sections
+from truenext.spark.audit.sentences import difference_finding, findings_of, notes_on
 from truenext.spark.audit.state import AuditState, AuditSummary
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, marks, proven, queue_rows, timeline
 from truenext.spark.caching import cache_rows
 from truenext.spark.stages.judge import StageResults, audit_stages
-from truenext.spark.verdict import FindingSummary, Verdict
+from truenext.spark.verdict import Verdict
 
 STUCK_SECONDS = 10.0
 """Seconds without a dispatch, while a message is ready and a consumer is free, above which the audit reports a
@@ -125,71 +126,36 @@ def audit_brokers(
     with timed(progress, "brokers, runs and gaps"):
         history = _judged_history(histories, since, queue, saved)
     with timed(progress, "events of messages after their end"):
-        marks_of_all = cache_rows(marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole))
-        mark_table = marks_of_all.where(F.col("code") != int(EventCode.FINISHED)) if goes_on else marks_of_all
-        mark_rows_of_all = _mark_rows(marks_of_all)
-        mark_rows = [each for each in mark_rows_of_all if not (goes_on and each.code == EventCode.FINISHED)]
-        starts = [each for each in mark_rows if each.code == EventCode.RUN_STARTED]
-        plan = None
-        if saved is None:
-            plan = section_plan(history.of_queues, history.limits, section_events)
-        before = resting = None
-        if saved is not None:
-            saved, resting = saved.divided(history.of_queues, reset_marks(mark_rows))
-            earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
-            before = Before(saved.before(histories[0].events), saved.kept(), earlier_starts)
-        found = cache_rows(outstanding(history.of_queues, starts, plan, before))
-        end_table = after_ends(history.of_queues, found, starts, before)
+        marked = _marked(history, saved, goes_on=goes_on)
+        beginning = _beginning(history, marked, saved, section_events)
     with timed(progress, "order, loss and time, event by event"):
-        commit_table = cache_rows(history.events.transform(commits))
-        with_opened = history.of_queues
-        if saved is not None:
-            with_opened = with_opened.unionByName(saved.opened(), allowMissingColumns=True)
-        proofs = cache_rows(proven(with_opened, history.runs, commit_table))
-        queues = None if saved is None else saved.queues()
-        rows = history.of_queues.transform(queue_rows, mark_table, commit_table, proofs, end_table, queues)
-        stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
-        stuck_limit = int(stuck_seconds * 1e6)
-        if plan is not None:
-            of_cut_queues = plan.of_cut_queues(history.of_queues)
-            marks_of_cuts = with_beginnings(mark_rows_of_all, history.limits)
-            cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
-            swept = _in_sections(rows, cut_history, found, stuck_limit, stop)
-        elif stop is not None:
-            swept = _from_cut(rows, saved, resting, history, (commit_table, proofs), stuck_limit, stop)
-        else:
-            swept = uncut(rows.transform(timeline).transform(sweep, stuck_seconds))
-        # Findings and depths are few and read often.
-        without_messages = cache_rows(swept.rows.where(F.col("row") != "message"))
-        counts = _by_broker(_count_findings(without_messages))
-        found.unpersist()
+        judged = _judge(history, marked, beginning, stuck_seconds, goes_on=goes_on)
     with timed(progress, "the queues' tables"):
-        messages = swept.rows.where(F.col("row") == "message")
-        own_tables = _tables(messages, without_messages, history.of_queues, history.gaps)
-        if measures:
-            own_tables |= {name: cache_rows(own_tables[name]) for name in _CACHED}
+        own_tables = _tables(judged, history)
         kept = [own_tables[name] for name in _CACHED] if measures else []
+        if measures:
+            kept = [cache_rows(each) for each in kept]
+            own_tables |= dict(zip(_CACHED, kept, strict=True))
         for each in kept:
             each.count()
-        cached = [*history.cached, marks_of_all, commit_table, proofs, *swept.cached, without_messages]
-        cached += [*kept, *([] if end_table is None else [end_table]), *([] if resting is None else resting.cached)]
         tables = {name: with_brokers(table, history.names) for name, table in own_tables.items()}
         if history.differences is not None:
             tables["differences"] = history.differences
         differing = _count_differences(history.differences)
+    cached = [*history.cached, marked.table, *beginning.cached, *judged.cached, *kept]
     verdicts = []
     for number, broker in enumerate(history.brokers):
         gap = history.missing.get(number, [_NO_GAP])[0]
-        findings = _findings({row["kind"]: row for row in counts.get(number, ())}, stuck_seconds)
-        findings += _difference_finding(differing.get(broker.name, 0))
+        findings = findings_of({row["kind"]: row for row in judged.counts.get(number, ())}, stuck_seconds)
+        findings += difference_finding(differing.get(broker.name, 0))
         first, last = history.limits[number]
-        own_marks = [each for each in mark_rows if each.event >> NUMBER_BITS == number]
-        notes = _notes(history.run_rows[number], first, gap["gaps"], broker, own_marks, saved)
+        own_marks = [each for each in marked.rows if each.event >> NUMBER_BITS == number]
+        has_state = saved is not None
+        notes = notes_on(history.run_rows[number], first, gap["gaps"], broker, own_marks, has_state=has_state)
         if stages is not None:
+            is_only = len(history.names) == 1
             with timed(progress, "flows of stages"):
-                results = _audit_stages(
-                    stages, broker, is_only=len(history.names) == 1, gap=gap["last"], queue=queue, since=since
-                )
+                results = _audit_stages(stages, broker, is_only=is_only, gap=gap["last"], queue=queue, since=since)
             cached += results.cached
             findings, notes = findings + results.findings, notes + results.notes
             _add_tables(tables, results.tables, broker.name)
@@ -197,10 +163,8 @@ def audit_brokers(
         verdicts.append(BrokerVerdict(broker.name, broker.histories, verdict))
     following = None
     if goes_on:
-        rows = saved_rows(swept.saved, with_opened, commit_table, history.run_rows[0][-1]["run"])
-        if resting is not None:
-            rows = rows.unionByName(resting.saved(swept.saved))
-        following = SavedAudit(_next_state(history, queue, mark_rows, verdicts[0].verdict, saved), rows)
+        state = _next_state(history, queue, marked.rows, verdicts[0].verdict, saved)
+        following = SavedAudit(state, _next_cut(history, beginning, judged))
     return AuditResults(tables, tuple(verdicts), tuple(cached), following)
 
 
@@ -221,6 +185,8 @@ class _JudgedHistory:
     limits: list[tuple[int, int]]
     """First and last event, by the broker's own numbers."""
     differences: DataFrame | None
+    earlier: DataFrame | None
+    """Events before those that are judged, if an audit goes on."""
     cached: tuple[DataFrame, ...]
 
     @property
@@ -231,7 +197,9 @@ class _JudgedHistory:
 def _judged_history(
     histories: Sequence[FolderHistory], since: datetime | None, queue: str | None, saved: SavedAudit | None
 ) -> _JudgedHistory:
+    earlier = None
     if saved is not None:
+        earlier = saved.before(histories[0].events)
         histories = [each._replace(events=saved.after(each.events)) for each in histories]
     joined = join_histories(histories, since)
     brokers, block_table = joined.brokers, joined.blocks
@@ -256,6 +224,7 @@ def _judged_history(
         _by_broker(_count_gaps(gap_table)),
         limits,
         joined.differences,
+        earlier,
         (run_table, gap_table, *joined.cached),
     )
 
@@ -312,6 +281,124 @@ def _by_broker(table: DataFrame) -> dict[int, list[Row]]:
     return by_broker
 
 
+@dataclass(frozen=True)
+class _Marked:
+    """Starts of runs, gaps, and the ends of the brokers' histories: what applies to all queues of a broker."""
+
+    table: DataFrame
+    rows_with_ends: list[TimelineRow]
+    """All of them, in order."""
+    rows: list[TimelineRow]
+    """Those that the audit judges: of a history that goes on without its end for now."""
+    goes_on: bool
+
+    @property
+    def judged(self) -> DataFrame:
+        """The rows of `table` that the audit judges."""
+        return self.table.where(F.col("code") != int(EventCode.FINISHED)) if self.goes_on else self.table
+
+    @property
+    def starts(self) -> list[TimelineRow]:
+        return [each for each in self.rows if each.code == EventCode.RUN_STARTED]
+
+
+def _marked(history: _JudgedHistory, saved: SavedAudit | None, *, goes_on: bool) -> _Marked:
+    table = cache_rows(marks(history.runs, history.gaps, None if saved is None else saved.state.is_whole))
+    rows = _mark_rows(table)
+    return _Marked(
+        table, rows, [each for each in rows if not (goes_on and each.code == EventCode.FINISHED)], goes_on=goes_on
+    )
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Places at which the audits of the queues begin, and the messages that exist there."""
+
+    plan: SectionPlan | None
+    """None if no queue is cut."""
+    saved: SavedAudit | None
+    """State from which the audit goes on, without `untouched`."""
+    untouched: UntouchedMessages | None
+    carried: DataFrame
+    """Messages over cuts and starts: `outstanding`."""
+    ends: DataFrame | None
+    """Events after the end of their message: `after_ends`."""
+
+    @property
+    def cached(self) -> list[DataFrame]:
+        of_untouched = () if self.untouched is None else self.untouched.cached
+        return [*(() if self.ends is None else (self.ends,)), *of_untouched]
+
+
+def _beginning(history: _JudgedHistory, marked: _Marked, saved: SavedAudit | None, section_events: int) -> _Beginning:
+    plan = before = untouched = None
+    if saved is None:
+        plan = section_plan(history.of_queues, history.limits, section_events)
+    else:
+        assert history.earlier is not None
+        saved, untouched = saved.divided(history.of_queues, reset_marks(marked.rows))
+        earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
+        before = Before(history.earlier, saved.kept(), earlier_starts)
+    carried = cache_rows(outstanding(history.of_queues, marked.starts, plan, before))
+    ends = after_ends(history.of_queues, carried, marked.starts, before)
+    return _Beginning(plan, saved, untouched, carried, ends)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Results of the sweep over all queues."""
+
+    messages: DataFrame
+    """Its rows `message`."""
+    others: DataFrame
+    """Its other rows, which are few and read often."""
+    saved: DataFrame
+    counts: dict[int, list[Row]]
+    """Rows of `_count_findings` by the number of the broker."""
+    accepted: DataFrame
+    """Events, and messages of the state that were not durable yet as events `accepted`."""
+    commits: DataFrame
+    cached: tuple[DataFrame, ...]
+
+
+def _judge(
+    history: _JudgedHistory, marked: _Marked, beginning: _Beginning, stuck_seconds: float, *, goes_on: bool
+) -> _Judged:
+    plan, saved = beginning.plan, beginning.saved
+    commit_table = cache_rows(history.events.transform(commits))
+    accepted = history.of_queues
+    if saved is not None:
+        accepted = accepted.unionByName(saved.opened(), allowMissingColumns=True)
+    proofs = cache_rows(proven(accepted, history.runs, commit_table))
+    queues = None if saved is None else saved.queues()
+    rows = history.of_queues.transform(queue_rows, marked.judged, commit_table, proofs, beginning.ends, queues)
+    stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
+    stuck_limit = int(stuck_seconds * 1e6)
+    if plan is not None:
+        of_cut_queues = plan.of_cut_queues(history.of_queues)
+        marks_of_cuts = with_beginnings(marked.rows_with_ends, history.limits)
+        cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
+        swept = _in_sections(rows, cut_history, beginning.carried, stuck_limit, stop)
+    elif stop is not None:
+        swept = _from_cut(rows, beginning, history, (commit_table, proofs), stuck_limit, stop)
+    else:
+        swept = uncut(rows.transform(timeline).transform(sweep, stuck_seconds))
+    others = cache_rows(swept.rows.where(F.col("row") != "message"))
+    counts = _by_broker(_count_findings(others))
+    beginning.carried.unpersist()
+    messages = swept.rows.where(F.col("row") == "message")
+    cached = (commit_table, proofs, *swept.cached, others)
+    return _Judged(messages, others, swept.saved, counts, accepted, commit_table, cached)
+
+
+def _next_cut(history: _JudgedHistory, beginning: _Beginning, judged: _Judged) -> DataFrame:
+    """Return the rows of the cut at the end of the history, with SAVED_COLUMNS."""
+    rows = saved_rows(judged.saved, judged.accepted, judged.commits, history.run_rows[0][-1]["run"])
+    if beginning.untouched is not None:
+        rows = rows.unionByName(beginning.untouched.saved(judged.saved))
+    return rows
+
+
 def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None) -> Swept:
     """Audit the queues of the history's plan by section, all others whole."""
     cuts, left, cached = cut_rows(history, found.where("is_carried").select("sequence"))
@@ -326,20 +413,20 @@ def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_l
 
 def _from_cut(
     rows: DataFrame,
-    saved: SavedAudit | None,
-    resting: RestingMessages | None,
+    beginning: _Beginning,
     history: _JudgedHistory,
     durability: tuple[DataFrame, DataFrame],
     stuck_limit: int,
     stop: Stop,
 ) -> Swept:
-    """Audit the queues up to `stop`, from the cut of `saved` if there is one."""
+    """Audit the queues up to `stop`, from a saved cut if there is one."""
+    saved, untouched = beginning.saved, beginning.untouched
     if saved is None:
         return uncut(sweep_sections(rows, None, None, stuck_limit, stop=stop))
     fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
     cuts = saved.rows(*durability)
-    if resting is not None:
-        cuts = cuts.unionByName(resting.rows(saved.state))
+    if untouched is not None:
+        cuts = cuts.unionByName(untouched.rows(saved.state))
     return uncut(sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop))
 
 
@@ -403,17 +490,18 @@ _CACHED = ("starvation", "redelivery", "latency", "positions")
 """Tables that are cached, because later steps read them more than once."""
 
 
-def _tables(messages: DataFrame, others: DataFrame, of_queues: DataFrame, gap_table: DataFrame) -> dict[str, DataFrame]:
-    """Return the tables of the sweep's rows `message`, and of its `others`."""
+def _tables(judged: _Judged, history: _JudgedHistory) -> dict[str, DataFrame]:
+    """Return the tables of the queues."""
+    messages, others = judged.messages, judged.others
     return {
         "violations": others.transform(ordering),
         "lost": others.transform(lost),
         "duplicates": others.transform(duplicates),
         "consumers": others.transform(consumers),
         "stuck": others.transform(stuck),
-        "gaps": gap_table,
+        "gaps": history.gaps,
         "starvation": messages.transform(starvation),
-        "redelivery": of_queues.where("queue is not null").transform(redelivery),
+        "redelivery": history.of_queues.where("queue is not null").transform(redelivery),
         "latency": messages.transform(latency),
         "depth": others.transform(depth),
         "positions": messages.transform(positions),
@@ -428,93 +516,10 @@ def _count_differences(differences: DataFrame | None) -> dict[str, int]:
     return dict(counts)
 
 
-def _difference_finding(count: int) -> tuple[FindingSummary, ...]:
-    if not count:
-        return ()
-    sentence = f"{count:,} events are not the same in all folders of this broker, or are missing in one."
-    return (FindingSummary("difference", count, sentence),)
-
-
-def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:
-    def number(kind: str, column: str = "messages") -> int:
-        return int(counts[kind][column]) if kind in counts else 0
-
-    longest = number("stuck", "duration") / 1e6
-    sentences = {
-        "inversion": "{:,} dispatches overtook a ready message of higher priority",
-        "order": "{:,} dispatches overtook a message of the same priority that had arrived earlier",
-        "premature": "{:,} dispatches were of messages that were not visible yet",
-        "lost": "{:,} messages were lost: they were not in their queue, and nothing had removed them",
-        "duplicate": "{:,} dispatches or acknowledgements were of messages that another consumer held, "
-        "or that were removed already",
-        "resurrected": "{:,} messages too many were recovered",
-        "uncredited": "{:,} dispatches were to suspended consumers, or to others than an exclusive consumer, or beyond "
-        "the window or the credit",
-        "miscount": "{:,} returns counted an attempt although no consumer had failed",
-        "stale": "{:,} times a consumer that had ended, or did not hold the message, got, started or acknowledged it",
-        "lost-failure": "{:,} messages had fewer attempts than before, or were dead letters without a cause "
-        "although a consumer had named one",
-        "stuck": f"{{:,}} times messages waited for more than {stuck_seconds:g} s although a consumer could have "
-        f"taken them; the longest was {longest:,.1f} s",
-    }
-    found = []
-    for kind, sentence in sentences.items():
-        count = number(kind, "findings" if kind == "stuck" else "messages")
-        if count:
-            found.append(FindingSummary(kind, count, sentence.format(count) + "."))
-    return tuple(found)
-
-
 def _limits(run_rows: Sequence[Row]) -> tuple[int, int]:
     """Return the first and the last event of a broker's runs, by its own numbers."""
     first, last = min(row["first_event"] for row in run_rows), max(row["last_event"] for row in run_rows)
     return first & OWN_MASK, last & OWN_MASK
-
-
-def _notes(
-    run_rows: Sequence[Row],
-    first_event: int,
-    gap_count: int,
-    broker: AuditedBroker,
-    mark_rows: Sequence[TimelineRow],
-    saved: SavedAudit | None,
-) -> tuple[str, ...]:
-    notes = []
-    earlier = broker.earlier
-    if len(broker.histories) > 1:
-        notes.append(f"{' and '.join(broker.histories)} are one history; each event was judged once.")
-    if earlier is not None:
-        notes.append(
-            f"Up to run {earlier.next_run - 1:,} the history is that of a broker with another identity, "
-            f"{earlier.store}; only later runs were judged."
-        )
-    elif saved is None and first_event > 1:
-        notes.append(f"The history begins with event {first_event:,}; older messages were not judged.")
-    numbers = {row["run"] for row in run_rows}
-    absent = max(numbers) - min(numbers) + 1 - len(numbers)
-    if absent:
-        notes.append(f"{absent:,} runs of the broker have no history; messages that waited then were not judged.")
-    deleted = _deleted(mark_rows) if saved is not None and mark_rows else None
-    if deleted is not None and deleted.event == first_event:
-        gap_count -= 1
-        notes.append(
-            f"Events {deleted.event:,} to {deleted.number:,}, after the last audit, are no longer in the history; "
-            "what happened there was not judged: audit more often, or keep more history."
-        )
-    if gap_count:
-        gaps_left = "A crash left a gap" if gap_count == 1 else f"Crashes left {gap_count:,} gaps"
-        notes.append(f"{gaps_left} in the history; what happened there was not judged.")
-    return tuple(notes)
-
-
-def _deleted(mark_rows: Sequence[TimelineRow]) -> TimelineRow | None:
-    """Return the first row if it is a gap that no crash has left."""
-    gap, *others = mark_rows
-    if gap.code != EventCode.GAP:
-        return None
-    after = others[0] if others and others[0].event == gap.number + 1 else None
-    is_crash = after is not None and after.code == EventCode.RUN_STARTED and not after.number & StartFlag.CLEAN
-    return None if is_crash and gap.number - gap.event < GAP_EVENTS else gap
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from truenext.history.schema import COLUMNS
 from truenext.model.events import HISTORY_VERSION, OLDEST_HISTORY_VERSION
 from truenext.spark.audit.broker_numbers import BROKERS_MAX, NUMBER_BITS, with_numbers
 from truenext.spark.audit.runs import BLOCK_BITS, BLOCKS, EarlierBroker, block, blocks, earlier_broker, last_store
+from truenext.spark.caching import cache_rows
 
 
 class FolderHistory(NamedTuple):
@@ -205,7 +206,7 @@ def _read_once(parts: Sequence[_Part]) -> tuple[DataFrame, DataFrame]:
         )
         for number, part in enumerate(parts)
     ]
-    compared = (
+    compared = cache_rows(
         reduce(DataFrame.unionByName, candidates)
         .withColumn("place", F.row_number().over(by_event.orderBy("part")))
         .withColumn(
@@ -214,7 +215,6 @@ def _read_once(parts: Sequence[_Part]) -> tuple[DataFrame, DataFrame]:
                 F.count("*").over(by_event) < expected, "is missing in another"
             ),
         )
-        .persist()
     )
     frames.append(compared.where("place = 1").select(*parts[0].events.columns))
     return reduce(DataFrame.unionByName, frames), compared

@@ -83,9 +83,9 @@ class MessageRow(msgspec.Struct):
     is_expiring: bool = False
     """True if the durable subscription of the message has ended."""
 
-    def can_rest(self, cut: int) -> bool:
-        """Return whether the message can rest from a cut on: it is visible, no consumer holds it, and it delays no
-        other message."""
+    def can_be_untouched(self, cut: int) -> bool:
+        """Return whether the message can be untouched (untouched.py) from a cut on: it is visible, no consumer holds
+        it, and it delays no other message."""
         if self.visible_event >= cut or self.state is MessageState.HELD:
             return False
         return self.state is not MessageState.DELAYED or not (self.is_blocking or self.group)
@@ -123,7 +123,7 @@ class QueueCut(msgspec.Struct):
     messages: list[MessageRow]
     idle: IdleTime | None = None
     """Idle time that lasts at the cut. None without one, or if its start is in an earlier section and not known."""
-    resting: int = 0
+    untouched: int = 0
     """Number of messages that wait through the whole section and have no row. An earlier one of the same priority and
     group has one."""
 
@@ -132,7 +132,7 @@ class QueueCut(msgspec.Struct):
 
 
 class CutCode(IntEnum):
-    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER, GAP_DISPATCH and RESTING have a
+    """Kinds of rows of a cut, in place of the codes of events. All but HOLDER, GAP_DISPATCH and UNTOUCHED have a
     `payload`."""
 
     SECTION = 0
@@ -148,8 +148,8 @@ class CutCode(IntEnum):
     """A consumer that is not exclusive has got a message since the last gap: no unknown consumer is exclusive."""
     SAVED = 5
     """The payload is a MessageRow from `QueueAudit.save`."""
-    RESTING = 6
-    """`number` waiting messages rest through the section (`QueueCut.resting`)."""
+    UNTOUCHED = 6
+    """`number` waiting messages are untouched in the section (`QueueCut.untouched`)."""
     LEFT = 7
     """No row of a cut: the payload is the MessageRow, at the end of the history, of a message without a row in the last
     section."""

@@ -5,7 +5,7 @@ subscriptions, held messages ──by consumer──▶ Subscription ─┤
 starts, gaps, pauses ───────────────────────────────────────┘
 
 Only messages that a cut or a start has are followed (`outstanding` in after_end.py), and dispatches to consumers are
-counted only where they matter: for consumers that pull, and after a gap. Messages that rest (resting.py) are counted.
+counted only where they matter: for consumers that pull, and after a gap. Untouched messages (untouched.py) are counted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from truenext.spark.audit.broker_numbers import NUMBER_BITS
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime, is_continued
 from truenext.spark.audit.model import NEVER, EventCode, TimelineRow
-from truenext.spark.audit.resting import QueueCuts
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
 from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
+from truenext.spark.audit.untouched import QueueCuts
 from truenext.spark.caching import cache_rows
 
 CUT_SCHEMA = pa.schema(
@@ -223,8 +223,8 @@ def _message_states(
             yield _batch(found, CUT_SCHEMA)
             found = []
     for queue, of_queue in queues.items():
-        for cut, count in of_queue.resting():
-            found.append((queue, cuts[queue][cut], cut - 1, int(CutCode.RESTING), -1, -1, count, b""))
+        for cut, count in of_queue.untouched():
+            found.append((queue, cuts[queue][cut], cut - 1, int(CutCode.UNTOUCHED), -1, -1, count, b""))
     yield _batch(found, CUT_SCHEMA)
 
 

@@ -30,6 +30,7 @@ from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.continued import write_part
 from truenext.spark.audit.resume import SavedAudit, read_cut
 from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
+from truenext.spark.caching import cache_rows
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
 from truenext.spark.history.places import read_events
@@ -222,7 +223,7 @@ class Follower:
             raise
 
     def _judge(self, batch: DataFrame) -> None:
-        events = batch.transform(_with_date).persist()
+        events = cache_rows(batch.transform(_with_date))
         try:
             first, last = events.agg(F.min("event"), F.max("event")).collect()[0]
             saved = self._saved()
@@ -298,8 +299,8 @@ class Follower:
             self._told_at = now
             assert self.state is not None
             latest = self.find_latest()
-            rest = "" if latest is None else f", {max(0, latest - self.state.next_event):,} behind"
-            _print(f"judged up to event {self.state.last_event:,}{rest}")
+            behind = "" if latest is None else f", {max(0, latest - self.state.next_event):,} behind"
+            _print(f"judged up to event {self.state.last_event:,}{behind}")
 
 
 def _with_date(events: DataFrame) -> DataFrame:

@@ -96,11 +96,11 @@ class QueueAudit:
         """Number of consumers that can take a message: they hold less than their window, have requests left, and no
         exclusive consumer keeps messages from them."""
         self.waiting = 0
-        """Number of messages that are in the state WAITING, and visible, those that rest included."""
-        self.resting = 0
-        """See `QueueCut.resting`."""
-        self.resting_in_doubt = 0
-        """Number of messages that rested until a start found too few: each may be lost."""
+        """Number of messages that are in the state WAITING, and visible, untouched ones included."""
+        self.untouched = 0
+        """See `QueueCut.untouched`."""
+        self.untouched_in_doubt = 0
+        """Number of messages that were untouched until a start found too few: each may be lost."""
         self.held = 0
         self.arrivals = 0
         self.first_dispatches = 0
@@ -674,14 +674,14 @@ class QueueAudit:
             self.expiring.clear()
             return
         certain, uncertain = self.recover_messages(self.messages, WAITING, event, at)
-        # All of them are found again: others do not rest over a start.
-        certain += self.resting
+        # All of them are found again: no other is untouched after a start.
+        certain += self.untouched
         self.waiting = certain
         for message in self.messages.values():
             if message.state is WAITING:
                 self.add_waiting(message)
         certain_expiring, uncertain_expiring = self.recover_messages(self.expiring, ENDED, event, at)
-        self.expected = (certain + certain_expiring, uncertain + uncertain_expiring + self.resting_in_doubt)
+        self.expected = (certain + certain_expiring, uncertain + uncertain_expiring + self.untouched_in_doubt)
 
     def recover_messages(
         self, messages: dict[int, AuditedMessage], state: MessageState, event: int, at: int
@@ -725,7 +725,7 @@ class QueueAudit:
             finding.persistent = None
             for message in missing:
                 message.state = UNCERTAIN
-            self.resting, self.resting_in_doubt = 0, self.resting_in_doubt + self.resting
+            self.untouched, self.untouched_in_doubt = 0, self.untouched_in_doubt + self.untouched
             self.waiting = 0
         elif count > certain + uncertain and self.start_flags & StartFlag.COMPLETE:
             self.add_finding("resurrected", event, at, NO_MESSAGE).count = count - certain - uncertain
@@ -827,7 +827,7 @@ class QueueAudit:
         self.knows_consumers, self.knows_exclusive = row.knows_consumers, row.knows_exclusive
         self.is_paused = row.is_paused
         self.expected, self.start_flags, self.start_event = row.expected, row.start_flags, row.start_event
-        self.resting = self.waiting = cut.resting
+        self.untouched = self.waiting = cut.untouched
         holders = {}
         for each in cut.consumers:
             holders[each.since] = consumer = _consumer(each)

@@ -1,6 +1,6 @@
 """Saved cut in Spark: what an audit that goes on needs of the events before, without reading them.
 
-saved rows ──┬──▶ messages that rest: counted, and saved again as they are
+saved rows ──┬──▶ untouched messages: counted, and saved again as they are
              ├──▶ rows of cuts for the sweep ◀── commits since, for messages that were not durable yet
              ├──▶ messages that exist, and which of them are expiring ──▶ events after an end
              └──▶ messages of open batches, as events `accepted` ───────▶ commits and proofs
@@ -23,22 +23,22 @@ from truenext.errors import HistoryError
 from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.cut_rows import CUT_SCHEMA
 from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
-from truenext.spark.audit.resting import Since, since
 from truenext.spark.audit.runs import BLOCK_BITS
 from truenext.spark.audit.sections import RESETS
 from truenext.spark.audit.state import AuditState, StateFolder
 from truenext.spark.audit.timeline import with_visibility
+from truenext.spark.audit.untouched import Since, since
 from truenext.spark.caching import cache_rows
 from truenext.spark.output import write_table
 from truenext.spark.paths import path_to_read
 
 SAVED_COLUMNS = (
     *("queue", "code", "sequence", "number", "persistent", "payload"),
-    *("rests", "priority", "group", "run", "batch"),
+    *("can_be_untouched", "priority", "group", "run", "batch"),
 )
-"""Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. `rests` says whether
-a message can rest; if it waits, it has `priority` and `group`. `run` and `batch` belong to a message that was not
-durable yet. Else columns are null."""
+"""Columns of the rows of a saved cut. `code` is a CutCode. `number` is 1 if a message is expiring. If it can be
+untouched and waits, it has `priority` and `group`. `run` and `batch` belong to a message that was not durable yet. Else
+columns are null."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class SavedAudit:
             )
         return bool(last_event > state.last_event)
 
-    def divided(self, events: DataFrame, marks: Sequence[TimelineRow]) -> tuple[SavedAudit, RestingMessages | None]:
-        """Divide the cut into what an audit of the `events` since needs, and messages that rest. `marks` are the starts
+    def divided(self, events: DataFrame, marks: Sequence[TimelineRow]) -> tuple[SavedAudit, UntouchedMessages | None]:
+        """Divide the cut into what an audit of the `events` since needs, and untouched messages. `marks` are the starts
         and gaps among the events, in order."""
         happened = since(marks, is_recovered=self.state.is_recovered)
         if happened is None:
@@ -84,23 +84,23 @@ class SavedAudit:
         # Now Spark knows its size: see after_ends.
         touched.count()
         changed = events.where(F.col("kind").isin("ended", "drained")).select("queue", F.lit(True).alias("is_changed"))
-        can_rest = F.coalesce("rests", F.lit(False))
+        can_be_untouched = F.coalesce("can_be_untouched", F.lit(False))
         if happened.has_start:
             is_found = F.col("persistent") | F.lit(happened.finds_transient)
-            can_rest &= F.col("priority").isNotNull() & is_found
-        is_at_rest = can_rest & F.isnull("is_touched") & F.isnull("is_changed")
+            can_be_untouched &= F.col("priority").isNotNull() & is_found
+        is_untouched = can_be_untouched & F.isnull("is_touched") & F.isnull("is_changed")
         cut = cache_rows(
             self.cut.join(touched, "sequence", "left")
             .join(F.broadcast(changed.distinct()), "queue", "left")
-            .select(*SAVED_COLUMNS, is_at_rest.alias("is_at_rest"))
+            .select(*SAVED_COLUMNS, is_untouched.alias("is_untouched"))
         )
-        rows = cut.where("is_at_rest")
+        rows = cut.where("is_untouched")
         lanes = rows.where("priority is not null").groupBy("queue", "priority", "group")
         firsts = cache_rows(lanes.agg(F.min("sequence").alias("sequence"), (F.count("*") - 1).alias("others")))
         firsts.count()
         touched.unpersist()
-        resting = RestingMessages(rows, firsts, happened, (cut, firsts))
-        return replace(self, cut=cut.where("not is_at_rest")), resting
+        untouched = UntouchedMessages(rows, firsts, happened, (cut, firsts))
+        return replace(self, cut=cut.where("not is_untouched")), untouched
 
     def after(self, events: DataFrame) -> DataFrame:
         return events.where(F.col("event") > self.state.last_event)
@@ -162,8 +162,8 @@ class SavedAudit:
 
 
 @dataclass(frozen=True)
-class RestingMessages:
-    """Messages of a saved cut that rest (resting.py), up to the next cut."""
+class UntouchedMessages:
+    """Messages of a saved cut that are untouched (untouched.py) up to the next cut."""
 
     messages: DataFrame
     """Their rows, with SAVED_COLUMNS."""
@@ -177,14 +177,14 @@ class RestingMessages:
         """Return the rows for the sweep: the first messages, and how many are behind them, with CUT_SCHEMA."""
         firsts = self.messages.join(self.firsts.select("queue", "sequence"), ["queue", "sequence"])
         counts = self.firsts.groupBy("queue").agg(F.sum("others").alias("number"))
-        resting = counts.select(
+        untouched = counts.select(
             "queue",
-            F.lit(int(CutCode.RESTING)).cast("bigint").alias("code"),
+            F.lit(int(CutCode.UNTOUCHED)).cast("bigint").alias("code"),
             F.lit(-1).cast("bigint").alias("sequence"),
             "number",
             F.lit(b"").alias("payload"),
         )
-        return _rows_of_cut(firsts.select(*_ROWS.names).unionByName(resting), state)
+        return _rows_of_cut(firsts.select(*_ROWS.names).unionByName(untouched), state)
 
     def saved(self, swept: DataFrame) -> DataFrame:
         """Return the rows of the next cut that the sweep does not return. `swept` are the rows `saved` that it does."""

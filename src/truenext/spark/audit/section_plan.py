@@ -1,7 +1,7 @@
 """Plan of an audit in sections: which queues are cut, and before which events.
 
-A queue with many events is cut, so that several tasks audit it at once. Most messages that wait then rest through a
-section, and cost it nothing. But the first of each group is needed. So a section has at least as many events as
+A queue with many events is cut, so that several tasks audit it at once. Most messages that wait are then untouched in
+a section, and cost it nothing. But the first of each group is needed. So a section has at least as many events as
 messages of groups may wait: cuts at most double the work.
 """
 

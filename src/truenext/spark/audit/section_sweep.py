@@ -1,10 +1,9 @@
-"""Sweep over sections: audits the sections of queues that are cut, each from its cut, and joins their results.
+"""Sweep over sections: audits the sections of queues that are cut, each from its cut.
 
-rows of cuts and events ──▶ one QueueAudit for each section ──▶ rows of the sweep ──┬──▶ positions, idle times joined
-                                                              └─▶ ends of sections ─┘
+rows of cuts and events ──▶ one QueueAudit for each section ──▶ rows of the sweep, and the end of each section
 
 A section counts deliveries anew, and does not know where a message of an earlier one arrived. So each section also says
-what it had counted, and the positions of the messages that it leaves to the next ones.
+what it had counted, and the positions of the messages that it leaves to the next ones (section_results.py).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,21 +24,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from truenext.spark.audit.cut import (
     ConsumerRow,
     CutCode,
-    IdleEdges,
     IdleTime,
     MessageRow,
     QueueCut,
     QueueRow,
     SectionRow,
     depth_mask,
-    join_idle_times,
 )
-from truenext.spark.audit.model import NEVER, Finding, MessageState, TimelineRow
+from truenext.spark.audit.model import NEVER, MessageState, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
 from truenext.spark.audit.timeline import COLUMNS, partitions
-from truenext.spark.caching import cache_rows
 
 WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
 """Beginning of a queue whose whole history is audited."""
@@ -52,14 +48,14 @@ SECTION_SCHEMA = pa.schema(
         *(pa.field(name, pa.int64()) for name in ("section", "code", "number")),
         pa.field("payload", pa.binary()),
         pa.field("group", pa.int64()),
-        pa.field("rests", pa.bool_()),
+        pa.field("can_be_untouched", pa.bool_()),
     ]
 )
 """Schema of the rows of sections: `section` is null for queues that are not cut. Three more kinds of rows: `end` has
 the idle times at the edges of a section, and its first dispatches in `delivery`; `position` has the positions that a
 section has counted of a message which it leaves to later ones; `saved` is a row of the cut at the end of the history,
-with a CutCode in `code`, and 1 in `number` for a message that is expiring, and for a queue whose resting messages are
-in doubt. `rests` says whether a saved message can rest; if it waits, it has a `priority` and a `group`."""
+with a CutCode in `code`, and 1 in `number` for a message that is expiring, and for a queue whose untouched messages are
+in doubt. `can_be_untouched` is true for a saved message that can be; if it waits, it has a `priority` and a `group`."""
 
 
 class Stop(NamedTuple):
@@ -140,9 +136,9 @@ def _sweep(
         if batch.num_rows:
             used = {index: audits[index] for index in np.unique(indices).tolist()}
             queue_audits = {index: each.audit for index, each in used.items()}
-            rest = [batch.column(name).to_numpy(zero_copy_only=False).tolist() for name in TimelineRow._fields]
-            process([queue_audits[index] for index in indices.tolist()], rest)
-            last = rest[0][-1]
+            columns = [batch.column(name).to_numpy(zero_copy_only=False).tolist() for name in TimelineRow._fields]
+            process([queue_audits[index] for index in indices.tolist()], columns)
+            last = columns[0][-1]
             for each in used.values():
                 yield from each.flush(at_least=FLUSH_ROWS)
             for key in [key for key, each in running.items() if each.end <= last]:
@@ -187,7 +183,7 @@ class _SectionAudit:
         self.consumers: list[ConsumerRow] = []
         self.messages: list[MessageRow] = []
         self.holders: dict[int, int] = {}
-        self.resting = 0
+        self.untouched = 0
         self._stop = stop
         self._audit: QueueAudit | None = None
 
@@ -210,8 +206,8 @@ class _SectionAudit:
                 self.holders[sequence] = number
             case CutCode.GAP_DISPATCH:
                 self.has_gap_dispatch = True
-            case CutCode.RESTING:
-                self.resting += number
+            case CutCode.UNTOUCHED:
+                self.untouched += number
 
     @property
     def audit(self) -> QueueAudit:
@@ -230,7 +226,7 @@ class _SectionAudit:
         if queue.expected is not None and queue.start_event == self.fresh.queue.start_event:
             # Meanwhile the run may have finished its recovery.
             queue.start_flags = self.fresh.queue.start_flags
-        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle, self.resting)
+        cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle, self.untouched)
         audit = QueueAudit.begin(cut, self.stuck_limit)
         self.messages, self.consumers = [], []
         return audit
@@ -296,16 +292,16 @@ class _SectionAudit:
     def _saved_section(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
         section = SectionRow(cut.event, cut.queue, NEVER, 0, cut.idle)
         coded = [(CutCode.SECTION, section), *((CutCode.CONSUMER, each) for each in cut.consumers)]
-        in_doubt = int(self.audit.resting_in_doubt > 0)
+        in_doubt = int(self.audit.untouched_in_doubt > 0)
         yield self._saved(len(coded), {}, {"number": [in_doubt, *(0 for _ in coded[1:])]}, coded=coded)
 
     def _saved_messages(self, cut: QueueCut) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(cut.messages), FLUSH_ROWS):
             some = cut.messages[start : start + FLUSH_ROWS]
-            rests = [each.can_rest(cut.event) for each in some]
+            untouched = [each.can_be_untouched(cut.event) for each in some]
             lanes = [
-                (each.priority, each.group) if is_at_rest and each.state is MessageState.WAITING else (None, None)
-                for each, is_at_rest in zip(some, rests, strict=True)
+                (each.priority, each.group) if can_be and each.state is MessageState.WAITING else (None, None)
+                for each, can_be in zip(some, untouched, strict=True)
             ]
             columns: dict[str, list[Any]] = {
                 "sequence": [each.sequence for each in some],
@@ -317,7 +313,7 @@ class _SectionAudit:
             more: dict[str, Sequence[object]] = {
                 "number": [int(each.is_expiring) for each in some],
                 "group": [group for _, group in lanes],
-                "rests": rests,
+                "can_be_untouched": untouched,
             }
             yield self._saved(len(some), columns, more, coded=[(CutCode.SAVED, each) for each in some])
 
@@ -333,115 +329,3 @@ class _SectionAudit:
         (rows,) = table_rows("saved", self.queue, length, columns)
         codes, payloads = [int(code) for code, _ in coded], [encode(row) for _, row in coded]
         return self._extended(rows, code=codes, payload=payloads, **more)
-
-
-# ---- After the sweep ----
-
-
-class Swept(NamedTuple):
-    """Result of a sweep over whole queues."""
-
-    rows: DataFrame
-    """Rows `message`, `finding` and `depth`, with the columns of SWEEP_SCHEMA."""
-    saved: DataFrame
-    """Rows `saved`, with those of SECTION_SCHEMA, if the history goes on."""
-    cached: tuple[DataFrame, ...]
-
-
-def uncut(rows: DataFrame) -> Swept:
-    """Return the result of a sweep that has cut no queue."""
-    rows = cache_rows(rows)
-    is_saved = F.col("row") == "saved"
-    return Swept(rows.where(~is_saved), rows.where(is_saved), (rows,))
-
-
-def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> Swept:
-    """Return the rows of all sections, which are cached, as those of one sweep over whole queues."""
-    spark = rows.sparkSession
-    ends = {end["section"]: end for end in rows.where(F.col("row") == "end").collect()}
-    bases: list[int] = []
-    found: list[tuple[str, Finding]] = []
-    saved: dict[str, tuple[int, IdleTime | None]] = {}
-    for queue, some in groupby(range(len(plan.sections)), key=lambda number: plan.sections[number].queue):
-        numbers = [*some]
-        total = 0
-        for number in numbers:
-            bases.append(total)
-            total += ends[number]["delivery"]
-        findings, idle = join_idle_times([_edges(ends[number].asDict()) for number in numbers], stuck_limit)
-        if idle is not None and stop is not None and stop.at - idle.at > stuck_limit:
-            findings.append(idle.finding(stop.at, ends[numbers[-1]]["waiting"]))
-            idle.at = NEVER
-        found += ((queue, each) for each in findings)
-        saved[queue] = total, idle
-    base_table = pa.table({"section": [*range(len(bases))], "base": bases})
-    based = rows.join(F.broadcast(spark.createDataFrame(base_table)), "section", "left").withColumn(
-        "delivery",
-        F.when(F.col("delivery") > 0, F.col("delivery") + F.coalesce("base", F.lit(0))).otherwise(F.col("delivery")),
-    )
-    is_far = F.coalesce(F.least("arrival", "delivery") < 0, F.lit(False))
-    positions = (
-        based.where(F.col("row") == "position")
-        .groupBy("sequence")
-        .agg(F.max("arrival").alias("true_arrival"), F.max("delivery").alias("true_delivery"))
-    )
-    known = based.where(F.col("row").isin("message", "finding", "depth", "saved"))
-    far = known.where(is_far).join(positions, "sequence", "left")
-    far = far.withColumns(
-        {
-            name: F.when(F.col(name) < 0, F.col(f"true_{name}")).otherwise(F.col(name))
-            for name in ("arrival", "delivery")
-        }
-    )
-    # The others, which are most, are not cached again: each table reads them with the join to the small `base_table`.
-    far = cache_rows(far.select(*SECTION_SCHEMA.names))
-    far.count()
-    joined = known.where(~is_far).select(*SECTION_SCHEMA.names).unionByName(far)
-    is_saved = F.col("row") == "saved"
-    saved_rows = joined.where(is_saved)
-    if stop is not None:
-        is_cut = F.col("section").isNotNull()
-        placed = saved_rows.where(is_cut).mapInArrow(partial(_placed, saved=saved), from_arrow_schema(SECTION_SCHEMA))
-        saved_rows = saved_rows.where(~is_cut).unionByName(placed)
-    joined = joined.where(~is_saved)
-    if found:
-        joined = joined.unionByName(spark.createDataFrame(_finding_table(found)), allowMissingColumns=True)
-    return Swept(joined, saved_rows, (rows, far))
-
-
-def _placed(
-    batches: Iterable[pa.RecordBatch], saved: Mapping[str, tuple[int, IdleTime | None]]
-) -> Iterator[pa.RecordBatch]:
-    """Write positions and idle times, which a section does not know, into the payloads of saved rows. `saved` has the
-    first dispatches and the idle time of each queue."""
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ("queue", "code", "payload", "arrival", "delivery")]
-        payloads = []
-        for queue, code, payload, arrival, delivery in zip(*columns, strict=True):
-            if code == CutCode.SECTION:
-                section = msgspec.msgpack.decode(payload, type=SectionRow)
-                section.queue.first_dispatches, section.idle = saved[queue]
-                payload = encode(section)
-            elif code == CutCode.SAVED:
-                message = msgspec.msgpack.decode(payload, type=MessageRow)
-                message.arrival, message.delivery = arrival, delivery
-                payload = encode(message)
-            payloads.append(payload)
-        at = SECTION_SCHEMA.get_field_index("payload")
-        yield batch.set_column(at, SECTION_SCHEMA.field(at), pa.array(payloads, pa.binary()))
-
-
-def _edges(end: dict[str, int]) -> IdleEdges:
-    carried_end = None if end["duration"] is None else (end["duration"], end["waiting"])
-    begun = None
-    if end["event"] is not None:
-        begun = IdleTime(end["event"], end["at"], end["sequence"], end["priority"], bool(end["persistent"]))
-    return IdleEdges(carried_end, bool(end["held"]), begun)
-
-
-def _finding_table(found: list[tuple[str, Finding]]) -> pa.Table:
-    batches = (
-        table_rows("finding", queue, 1, {name: [value] for name, value in msgspec.structs.asdict(each).items()})
-        for queue, each in found
-    )
-    return pa.Table.from_batches([*chain.from_iterable(batches)])

@@ -1,11 +1,12 @@
-"""Messages that rest: they exist at a cut, and the section behind it has no event of theirs.
+"""Untouched messages: they exist at a cut, and the section behind it has no event of theirs.
 
 Of those that wait, a section needs their number, and the first of each priority and group: no message behind it becomes
 the true next. Of the others, such as delayed ones, it needs nothing. So a section has no more messages in memory than
 it has events, however many wait.
 
-After a start of the broker, a resting message waits again. If the start has found too few messages, all that rest are
-in doubt. Other events that apply to all messages of a queue, such as its end, change each one: then none rests.
+After a start of the broker, an untouched message waits again. If the start has found too few messages, all untouched
+ones are in doubt. Other events that apply to all messages of a queue, such as its end, change each one: then none is
+untouched.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from truenext.spark.audit.model import EventCode, MessageState, StartFlag, Timel
 
 
 class Since(NamedTuple):
-    """Effect on resting messages of the starts and gaps since a cut."""
+    """Effect on untouched messages of the starts and gaps since a cut."""
 
     has_start: bool
-    """True if messages were recovered since the cut: of the resting ones, only those that wait rest over that."""
+    """True if messages were recovered since the cut: then only messages that wait are untouched."""
     has_gap: bool
     finds_transient: bool
     """True if transient messages are recovered, too."""
 
 
 def since(marks: Sequence[TimelineRow], *, is_recovered: bool) -> Since | None:
-    """Return what has happened since a cut; None if no message can rest over that. `marks` are the starts and gaps
+    """Return what has happened since a cut; None if that has changed every message. `marks` are the starts and gaps
     since, in order, and `is_recovered` says whether the run of the cut had finished its recovery."""
     starts = [each for each in marks if each.code == EventCode.RUN_STARTED]
     if not all(map(is_continued, starts)) or (marks and marks[-1].code == EventCode.GAP):
@@ -43,9 +44,9 @@ def since(marks: Sequence[TimelineRow], *, is_recovered: bool) -> Since | None:
 
 
 class QueueCuts:
-    """Cuts of one queue, and which messages rest in the sections behind them.
+    """Cuts of one queue, and which messages are untouched in the sections behind them.
 
-    Messages are taken by sequence, so the first one that rests in a section is the first of its priority and group.
+    Messages are taken by sequence, so the first untouched one of a section is the first of its priority and group.
     Several QueueCuts, each for some of the messages, add up: then a section has several such first messages. Sets of
     sections are integers with a bit for each.
     """
@@ -61,7 +62,7 @@ class QueueCuts:
         self._with_first: dict[tuple[int, int], int] = {}
         """Sections in which a first waiting message is known, by its priority and group."""
         self._counts: Counter[int] = Counter()
-        """Number of further messages by the sections in which they rest."""
+        """Number of further messages by the sections in which they are untouched."""
 
     def sections(self, events: Iterable[int]) -> int:
         """Return the sections that have some of the events."""
@@ -72,27 +73,27 @@ class QueueCuts:
         return found
 
     def take(self, positions: range, message: MessageRow, own: int) -> tuple[Iterable[int], bool]:
-        """Count a message in the sections in which it rests. Return the positions of the cuts that need its row, and
-        whether the last section does without. `message` is its state at all of `positions`, `own` are the sections
-        with events of it."""
+        """Count a message in the sections in which it is untouched. Return the positions of the cuts that need its
+        row, and whether the last section does without. `message` is its state at all of `positions`, `own` are the
+        sections with events of it."""
         every = (1 << positions.stop) - (1 << positions.start)
         visible = every & -(1 << bisect_right(self.cuts, message.visible_event))
-        rests = visible & ~own if message.can_rest(self.cuts[positions.stop - 1]) else 0
-        if not rests:
+        untouched = visible & ~own if message.can_be_untouched(self.cuts[positions.stop - 1]) else 0
+        if not untouched:
             return positions, False
         if message.state is not MessageState.WAITING:
-            unknown = rests & self._unmarked
+            unknown = untouched & self._unmarked
         else:
-            rests &= self._with_persistent if message.is_persistent else self._with_transient
+            untouched &= self._with_persistent if message.is_persistent else self._with_transient
             lane = (message.priority, message.group)
             with_first = self._with_first.get(lane, 0)
-            self._with_first[lane] = with_first | rests
-            unknown = rests & with_first
+            self._with_first[lane] = with_first | untouched
+            unknown = untouched & with_first
             self._counts[unknown] += 1
         return _bits(every & ~unknown), bool(unknown & self._last)
 
-    def resting(self) -> Iterator[tuple[int, int]]:
-        """Yield each cut behind which waiting messages rest without a row, with their number."""
+    def untouched(self) -> Iterator[tuple[int, int]]:
+        """Yield each cut behind which waiting messages are untouched and have no row, with their number."""
         changes = [0] * (len(self.cuts) + 1)
         for sections, count in self._counts.items():
             # Neighbours that differ: where a stretch of sections begins or ends.
@@ -104,12 +105,12 @@ class QueueCuts:
 
 
 def _keeps_persistent(mark: TimelineRow) -> bool:
-    """Return whether persistent messages that wait rest over the mark, and the start behind it."""
+    """Return whether persistent messages that wait stay untouched by the mark, and by the start behind it."""
     return mark.code == EventCode.GAP or _keeps_transient(mark) or is_continued(mark)
 
 
 def _keeps_transient(mark: TimelineRow) -> bool:
-    """Return whether transient messages that wait rest over the mark."""
+    """Return whether transient messages that wait stay untouched by the mark."""
     is_clean = bool(mark.number & StartFlag.CLEAN)
     return mark.code == EventCode.NOT_RECOVERED or (is_continued(mark) and is_clean)
 
