@@ -73,7 +73,11 @@ def measure_state(folder: Path, temporary: Path, more: int, master: str | None) 
     """Audit the history without its last files, these alone, and these from the state. The first audit has the start of
     Spark."""
     files = sorted(folder.glob("**/*.parquet"))
-    last = files[-max(1, more // _FILE_ROWS) :]
+    first, events = len(files), 0
+    while events < more:
+        first -= 1
+        events += pq.read_metadata(files[first]).num_rows
+    last = files[first:]
     alone = temporary / "alone" / "history" / "events" / last[0].parent.name
     alone.mkdir(parents=True)
     moved = [each.rename(alone / each.name) for each in last]
@@ -93,7 +97,8 @@ class Peaks:
         Thread(target=self._watch, daemon=True).start()
 
     def of_programs(self) -> dict[str, list[int]]:
-        """Return the peaks in KiB by name of the program, the largest first."""
+        """Return the peaks in KiB by name of the program, the largest first. That of this process includes the writing
+        of the history, if it was not there."""
         return {name: sorted(of_process.values(), reverse=True) for name, of_process in self._kib.items()}
 
     def _watch(self) -> None:
@@ -103,7 +108,8 @@ class Peaks:
                 with suppress(OSError, KeyError):
                     status = (Path("/proc") / str(pid) / "status").read_text()
                     found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-                    self._kib[found["Name"].strip()][pid] = int(found["VmHWM"].split()[0])
+                    name = "the driver in Python" if pid == os.getpid() else found["Name"].strip()
+                    self._kib[name][pid] = int(found["VmHWM"].split()[0])
             time.sleep(_PEAKS_INTERVAL_S)
 
 

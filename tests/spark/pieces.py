@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,11 +12,11 @@ from msgspec import structs
 from tests.spark.cutting import STUCK_US, fed
 from tests.spark.histories import Event
 from tests.spark.plain import by_queue, rows_of
-from truenext.spark.audit.cut import CutCode, QueueCut
+from truenext.spark.audit.cut import WHOLE, CutCode, QueueCut
 from truenext.spark.audit.model import NEVER, EventCode, Finding, StartFlag, TimelineRow
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.resume import SAVED_COLUMNS, SavedAudit, _after_starts, _become_durable, reset_marks
-from truenext.spark.audit.section_sweep import WHOLE, Stop, sweep_batches
+from truenext.spark.audit.section_sweep import Stop, sweep_batches
 from truenext.spark.audit.state import AuditState
 from truenext.spark.audit.timeline import COLUMNS
 from truenext.spark.audit.untouched import Since, since
@@ -33,13 +33,19 @@ def pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[Event]]:
 
 def judge_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[Found]]:
     """Return the findings of each piece."""
+    return [
+        [(queue, each) for queue, audit in piece for each in audit.findings] for piece in audit_pieces(events, cuts)
+    ]
+
+
+def audit_pieces(events: Sequence[Event], cuts: Sequence[int]) -> Iterator[list[tuple[str, QueueAudit]]]:
+    """Yield for each piece the audits of the queues, at its end."""
     known = [[], *pieces(events, cuts)]
     saved: dict[str, QueueCut] = {}
-    found: list[list[Found]] = []
     for earlier, events_up_to_end in pairwise(known):
         last = events_up_to_end[-1]
         first = earlier[-1]["event"] + 1 if earlier else 0
-        found.append([])
+        audits = []
         for queue, rows in by_queue(rows_of(events_up_to_end)).items():
             rows = [each for each in rows if each.code != EventCode.FINISHED]
             before, after = (
@@ -52,9 +58,9 @@ def judge_in_pieces(events: Sequence[Event], cuts: Sequence[int]) -> list[list[F
                 assert not audit.findings
             fed(audit, after)
             audit.stop(last["event"] + 1, round(last["at"].timestamp() * 1e6))
-            found[-1] += ((queue, each) for each in audit.findings)
+            audits.append((queue, audit))
             saved[queue] = audit.save(last["event"] + 1)
-    return found
+        yield audits
 
 
 def _with_later_knowledge(cut: QueueCut, before: Sequence[TimelineRow]) -> QueueCut:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -36,12 +36,12 @@ from truenext.spark.audit import section_plan as plan_module
 from truenext.spark.audit import sections as sections_module
 from truenext.spark.audit import untouched as untouched_module
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
-from truenext.spark.audit.cut import ConsumerRow, CutCode, MessageRow, QueueCut, SectionRow
-from truenext.spark.audit.cut_rows import CutHistory, Recoveries
-from truenext.spark.audit.lifetime import ENDS, MARKS, MESSAGE_CODES, is_continued
+from truenext.spark.audit.cut import ConsumerRow, CutCode, IdleTime, MessageRow, QueueCut, SectionRow
+from truenext.spark.audit.cut_rows import CutHistory, Recoveries, SavedQueues, encode
+from truenext.spark.audit.lifetime import ENDS, MARKS, MESSAGE_CODES, Lifetime, is_continued
 from truenext.spark.audit.model import NEVER, ConsumerFlags, EventCode, TimelineRow
 from truenext.spark.audit.section_plan import Grain, Section, SectionPlan
-from truenext.spark.audit.sections import CONSUMER_CODES, RESETS, queue_cuts
+from truenext.spark.audit.sections import CONSUMER_CODES, RESETS, Subscription, queue_cuts
 from truenext.spark.audit.untouched import QueueCuts
 
 BITS = 2
@@ -65,13 +65,13 @@ def _negated(messages: Sequence[MessageRow], *_: object) -> list[MessageRow]:
 # ---- What Spark does with the rows of whole histories, in plain Python ----
 
 
-def plan_of(timelines: Timelines, size: int) -> SectionPlan:
+def plan_of(timelines: Timelines, size: int, first: int = 0) -> SectionPlan:
     """Return the plan of `section_plan`, without its table."""
     sections: list[Section] = []
     for queue, rows in timelines.items():
         own = [row for row in rows if row.code < EventCode.RUN_STARTED]
         grains = [_grain(queue, number, [*some]) for number, some in groupby(own, key=lambda row: row.event >> BITS)]
-        sections += plan_module.queue_sections(grains, BITS, size)
+        sections += plan_module.queue_sections(grains, BITS, size, first)
     totals = {queue: sum(row.code < EventCode.RUN_STARTED for row in rows) for queue, rows in timelines.items()}
     return SectionPlan(sections, totals, dict.fromkeys(timelines, 0), None, BITS)  # type: ignore[arg-type]
 
@@ -96,21 +96,27 @@ def history_of(timelines: Timelines, size: int) -> CutHistory:
     return CutHistory(plan_of(timelines, size), None, None, None, marks)  # type: ignore[arg-type]
 
 
-def recoveries_of(timelines: Timelines) -> Recoveries:
-    return {queue: [each for each in pairwise(rows) if is_continued(each[0])] for queue, rows in timelines.items()}
+def recoveries_of(timelines: Timelines, history: CutHistory) -> Recoveries:
+    before = rows_module._open_starts(history)
+    return {
+        queue: [each for each in pairwise([*before.get(queue, ()), *rows]) if is_continued(each[0])]
+        for queue, rows in timelines.items()
+    }
 
 
 def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, Any]]:
     """Return the rows of `cut_rows`."""
-    cuts, recoveries = history.plan.cuts(), recoveries_of(timelines)
-    messages = _batches(timelines, MESSAGE_CODES, attrgetter("sequence"))
+    cuts, recoveries = history.plan.cuts(), recoveries_of(timelines, history)
+    saved: Mapping[tuple[str, int], Sequence[ConsumerRow]] = {}
+    messages = _batches(timelines, history.saved)
     marks = {
         queue: sorted([*history.resets_of(queue), *(row for row in rows if row.code in MARKS - RESETS)])
         for queue, rows in timelines.items()
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "_count", _count)
-        marks, counts = rows_module._with_losses(messages, marks, recoveries)  # type: ignore[arg-type]
+        known = rows_module._known_counts(history)
+        marks, counts = rows_module._with_losses(messages, marks, recoveries, known)  # type: ignore[arg-type]
     states = _rows(rows_module._message_states(messages, marks, cuts))
     held = [
         (each["queue"], each["number"], rows_module._HELD, each["sequence"], each["consumer"], each["event"] + 1, 0)
@@ -123,21 +129,27 @@ def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, An
         for row in rows
         if row.code in CONSUMER_CODES - {EventCode.DISPATCHED}
     ]
+    if history.saved is not None:
+        saved = history.saved.consumers
+        consumers += ((queue, history.after, rows_module._SAVED, -1, number, 0, 0) for queue, number in saved)
     rows = sorted([*held, *consumers, *dispatches_of(timelines, history)], key=itemgetter(0, 4, 1, 2))
     names = ("queue", "event", "code", "sequence", "consumer", "number", "detail_code")
-    resets = {queue: history.resets_of(queue) for queue in timelines}
-    of_consumers = rows_module._follow_consumers([_batch(rows, names)], resets, cuts)
+    resets = {queue: [*history.resets_before(), *history.resets_of(queue)] for queue in timelines}
+    of_consumers = rows_module._follow_consumers([_batch(rows, names)], resets, cuts, saved, history.after)
     starts = rows_module._section_rows(history, recoveries, counts)
     return [*states, *_rows(of_consumers), *starts.to_pylist()]
 
 
 def dispatches_of(timelines: Timelines, history: CutHistory) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `_dispatches`."""
-    stretches = rows_module._stretches_after_gaps(history.marks)
+    stretches = rows_module._stretches_after_gaps([*history.resets_before(), *history.marks])
     for queue, rows in timelines.items():
         cuts = [*history.plan.cuts()[queue]]
         pulling = {row.consumer for row in rows if row.code == EventCode.SUBSCRIBED and row.detail_code & PULLS}
         since: dict[int, int] = {}
+        if history.saved is not None:
+            pulling |= {number for name, number, _ in rows_module._pulling(history.saved) if name == queue}
+            since = {number: history.after for name, number in history.saved.consumers if name == queue}
         events: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         for row in rows:
             if row.code != EventCode.DISPATCHED:
@@ -160,17 +172,23 @@ def _count(rows: Sequence[pa.RecordBatch], marks: Any, points: Any) -> Any:
     return {key: (certain, uncertain) for key, (certain, uncertain) in sums.items()}
 
 
-def _batches(timelines: Timelines, codes: set[EventCode], key: Any) -> list[pa.RecordBatch]:
-    """Return the rows with these codes, a batch for each message."""
-    found = [(queue, *row) for queue, rows in timelines.items() for row in rows if row.code in codes]
+def _batches(timelines: Timelines, saved: SavedQueues | None) -> list[pa.RecordBatch]:
+    """Return the rows of messages, a batch for each message."""
+    found: list[tuple[Any, ...]] = [
+        (queue, *row, None) for queue, rows in timelines.items() for row in rows if row.code in MESSAGE_CODES
+    ]
+    if saved is not None:
+        rest = [None] * (len(TimelineRow._fields) - 4)
+        messages: Any = saved.messages
+        found += ((queue, saved.after, None, -2, each.sequence, *rest, encode(each)) for queue, each in messages)
     # By queue, too: in a wrong history two queues have events of one message.
-    found.sort(key=lambda each: (key(TimelineRow(*each[1:])), each[:2]))
-    of_each = groupby(found, key=lambda each: (each[0], key(TimelineRow(*each[1:]))))
-    return [_batch([*some], ("queue", *TimelineRow._fields)) for _, some in of_each]
+    found.sort(key=itemgetter(4, 0, 1))
+    of_each = groupby(found, key=itemgetter(4, 0))
+    return [_batch([*some], ("queue", *TimelineRow._fields, "payload")) for _, some in of_each]
 
 
 def _batch(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pa.RecordBatch:
-    types = {"queue": pa.string(), "persistent": pa.bool_()}
+    types = {"queue": pa.string(), "persistent": pa.bool_(), "payload": pa.binary()}
     columns = [*zip(*rows, strict=True)] or [()] * len(names)
     arrays = [pa.array(column, types.get(name, pa.int64())) for column, name in zip(columns, names, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=[*names])
@@ -192,12 +210,16 @@ def check_history(events: Sequence[Event], size: int) -> None:
     check_cuts(timelines, history.plan, rows_of_cuts(timelines, history))
 
 
-def check_cuts(timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str, Any]]) -> None:
-    """Check the rows of all cuts of a history in sections."""
+def check_cuts(
+    timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str, Any]], saved: Saved | None = None
+) -> None:
+    """Check the rows of all cuts of a history in sections, which may begin with a saved cut. The timelines are those of
+    the whole history."""
     of_sections: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         of_sections[row["section"]].append(row)
     assert [*of_sections] and {*of_sections} == {*range(len(plan.sections))}
+    after = 0 if saved is None else saved.queues.after
     for queue, cuts in plan.cuts().items():
         rule, end = UntouchedRule(timelines[queue]), timelines[queue][-1].event
         # A loss may be shown by the last row.
@@ -208,14 +230,18 @@ def check_cuts(timelines: Timelines, plan: SectionPlan, rows: Sequence[dict[str,
             reduced, others = rule.reduced(cut, until)
             assert decoded(first, of_sections[cuts[first]]) == reduced
         left = [_payload(each, MessageRow) for each in rows if (each["queue"], each["code"]) == (queue, CutCode.LEFT)]
-        names = {each.sequence for each in others}
+        names = {each.sequence for each in others} - (saved.untouched if saved is not None else set())
         assert sorted(left, key=attrgetter("sequence")) == [each for each in at_end.messages if each.sequence in names]
     # The first section of the next queue begins with 0.
-    ends = [*(each.first for each in plan.sections[1:]), 0]
+    ends = [*(each.first for each in plan.sections[1:]), after]
     for number, (each, end) in enumerate(zip(plan.sections, ends, strict=True)):
         start = section_row(of_sections[number])
-        assert (start.first, start.end, start.idle) == (each.first, end or NEVER, None)
-        assert start.total == plan.totals[each.queue]
+        assert (start.first, start.end) == (each.first, end if end > after + 1 else NEVER)
+        is_behind_saved = saved is not None and each.first == after + 1
+        assert start.idle == (IdleTime(after, 0, 1, 4, True) if is_behind_saved else None)
+        assert start.total == plan.totals[each.queue] + (
+            0 if saved is None else saved.queues.queues[each.queue].queue.ticks
+        )
         assert {row["queue"] for row in of_sections[number]} == {each.queue}
         # Before all events of the section.
         assert {row["event"] for row in of_sections[number]} == {each.first - 1}
@@ -267,6 +293,79 @@ def test_loss_that_only_the_end_of_the_history_shows_leaves_messages_in_doubt() 
 def test_message_with_an_event_in_another_queue_is_followed_as_one() -> None:
     """Event 21, in queue b, had cut the rows of queue a's message 1 in two."""
     check_random(1189113347)
+
+
+# ---- Sections that begin with a saved cut ----
+
+
+def test_rows_of_cuts_behind_a_saved_cut_are_those_of_the_whole_history() -> None:
+    for seed in seeds(EXAMPLES):
+        check_saved(seed)
+
+
+def check_saved(seed: int) -> None:
+    numbers = random.Random(seed)
+    for events in (random_history(seed), never_touched(seed)[0], paused_and_ended(seed)):
+        check_from(events, numbers.choice([2, 5, 20]), numbers.choice(events[:-1])["event"], numbers.random() < 0.7)
+
+
+def paused_and_ended(seed: int) -> list[Event]:
+    """Return a history with pauses, and with consumers that end while they hold messages, and get others later."""
+    numbers = random.Random(seed)
+    story = Story(messages=9, window=9)
+    for sequence in range(1, 9):
+        story.dispatch(sequence)
+        if numbers.random() < 0.3:
+            story.unsubscribe()
+        if numbers.random() < 0.3:
+            story.subscribe(1, window=9)
+        if numbers.random() < 0.5:
+            story.add(numbers.choice(["paused", "resumed"]))
+    return story.acknowledge(*range(1, 9)).events
+
+
+def check_from(events: Sequence[Event], size: int, after: int, has_untouched: bool) -> None:
+    """Check the rows of cuts in the history behind an event, of which all before is only in a saved cut."""
+    whole = by_queue(rows_of([*events]))
+    later = {queue: [row for row in rows if row.event > after] for queue, rows in whole.items()}
+    later = {queue: rows for queue, rows in later.items() if any(r.code < EventCode.RUN_STARTED for r in rows)}
+    if not later:
+        return
+    whole = {queue: whole[queue] for queue in later}
+    marks = [row for row in next(iter(later.values())) if row.code in RESETS | {EventCode.FINISHED}]
+    plan = plan_of(later, size, after + 1)
+    saved = saved_queues(whole, after, has_untouched=has_untouched)
+    history = CutHistory(plan, None, None, None, marks, saved.queues)  # type: ignore[arg-type]
+    check_cuts(whole, plan, rows_of_cuts(later, history), saved)
+
+
+class Saved(NamedTuple):
+    queues: SavedQueues
+    untouched: set[int]
+    """Messages that are only counted in all sections."""
+
+
+def saved_queues(whole: Timelines, after: int, *, has_untouched: bool) -> Saved:
+    names: set[int] = set()
+    queues, consumers = dict[str, SectionRow](), defaultdict[tuple[str, int], list[ConsumerRow]](list)
+    messages: list[tuple[str, MessageRow]] = []
+    untouched = {}
+    for queue, rows in whole.items():
+        (cut,) = queue_cuts(rows, [after + 1])
+        # Positions are lower than the numbers of events; here they are those numbers.
+        cut.messages = _negated(cut.messages)
+        queues[queue] = SectionRow(after + 1, cut.queue, NEVER, 0, IdleTime(after, 0, 1, 4, True))
+        for each in cut.consumers:
+            consumers[queue, each.number].append(each)
+        if has_untouched and not any(row.code in MARKS and row.event > after for row in rows):
+            cut, others = UntouchedRule(rows).reduced(cut, rows[-1].event + 1)
+            names |= {each.sequence for each in others}
+            untouched[queue] = cut.untouched
+        messages += ((queue, each) for each in cut.messages)
+    resets = [row for row in next(iter(whole.values())) if row.code in RESETS and row.event <= after]
+    first = min(row.event for rows in whole.values() for row in rows)
+    reset = rows_module.with_beginnings(resets, [(first, after)])[-1]
+    return Saved(SavedQueues(after, reset, queues, consumers, messages, untouched), names)  # type: ignore[arg-type]
 
 
 class Stopped(Exception):
@@ -380,7 +479,9 @@ FAULTS = [
     Fault(
         "dispatches left out not counted", rows_module, "_follow_consumers", "detail_code=detail_code", "detail_code=0"
     ),
-    Fault("holder without a consumer", rows_module, "_of_consumer", "if not own:\n        return", "pass"),
+    Fault(
+        "holder without a consumer", rows_module, "_of_consumer", "if not own and not known:\n        return", "pass"
+    ),
     Fault("holds not asked for the end", rows_module, "_of_consumer", "*(each.number for each in held)", ""),
     Fault(
         "cut at the end of a consumer forgotten",
@@ -398,7 +499,7 @@ FAULTS = [
         " and all(row.code != EventCode.DISPATCHED for row in rows)",
         "",
     ),
-    Fault("end at the last event", rows_module, "_end_of_consumer", "else NEVER", "else last.event"),
+    Fault("end at the last event", rows_module, "_end_of_consumer", "else NEVER", "else last"),
     Fault(
         "dispatch before the gap told",
         rows_module,
@@ -414,7 +515,50 @@ FAULTS = [
         "len(dispatches) >",
     ),
     Fault("event at the cut counted", rows_module, "last_before", "bisect_left", "__import__('bisect').bisect_right"),
-    Fault("consumers known after a gap", rows_module, "_section_rows", " and reset.code == EventCode.RUN_STARTED", ""),
+    Fault("consumers known after a gap", rows_module, "_section_rows", "reset.code == EventCode.RUN_STARTED", "True"),
+    Fault("end before the saved cut forgotten", Lifetime, "_apply_to_present", "is None and row.number", "is True"),
+    Fault(
+        "saved consumer that had ended gets messages",
+        Subscription,
+        "__init__",
+        "since + 1 if each.has_ended",
+        "NEVER if True",
+    ),
+    Fault(
+        "saved consumers forgotten",
+        rows_module,
+        "_of_consumer",
+        "known, after)\n    holders",
+        "(), after)\n    holders",
+    ),
+    Fault(
+        "saved holder sought by its dispatch", rows_module, "_of_consumer", "if each.event > after else each.event", ""
+    ),
+    Fault("saved consumer without events ends at once", rows_module, "_end_of_consumer", "else after + 1", "else 0"),
+    Fault("saved consumers that pull forgotten", rows_module, "_pulling", "ConsumerFlags.PULLS", "0"),
+    Fault("gap before the saved cut forgotten", CutHistory, "resets_before", "[self.saved.reset]", "[]"),
+    Fault("recovery over the saved cut forgotten", rows_module, "_open_starts", "row.expected is not None", "False"),
+    Fault("messages that it must find forgotten", rows_module, "_known_counts", "row.expected is not None", "False"),
+    Fault("arrivals before the saved cut forgotten", rows_module, "_section_rows", "begun.queue.arrivals + ", ""),
+    Fault("events before the saved cut forgotten", rows_module, "_section_rows", "begun.queue.ticks + each", "each"),
+    Fault("saved total forgotten", rows_module, "_section_rows", "begun.queue.ticks + plan", "plan"),
+    Fault("saved consumers unknown", rows_module, "_section_rows", "= begun.queue.knows_consumers,", "= False,"),
+    Fault(
+        "exclusive saved consumers unknown", rows_module, "_section_rows", ", begun.queue.knows_exclusive", ", False"
+    ),
+    Fault("saved pause forgotten", rows_module, "_section_rows", "row.is_paused = begun.queue.is_paused", "pass"),
+    Fault("saved pause kept", rows_module, "_section_rows", " and not each.resumed", ""),
+    Fault("idle time over the saved cut forgotten", rows_module, "_section_rows", "= begun.idle", "= None"),
+    Fault(
+        "idle time over the saved cut in each section", rows_module, "_section_rows", "if number == 0 or", "if True or"
+    ),
+    Fault(
+        "messages of no row not counted",
+        rows_module,
+        "_section_rows",
+        "if untouched := 0 if",
+        "if untouched := 0 if True or",
+    ),
     Fault("pause of an earlier run kept", rows_module, "_section_rows", "reset.event if reset is not None else 0", "0"),
     Fault(
         "recovery before the start",
@@ -495,7 +639,7 @@ def test_planted_fault_in_the_rows_of_a_cut_is_seen(fault: Fault) -> None:
         if fault.owner is plan_module:
             assert any(map(_fails, PLAN_TESTS))
         else:
-            assert any(_fails(partial(check_random, seed)) for seed in range(TRIES))
+            assert any(_fails(partial(check, seed)) for seed in range(TRIES) for check in (check_random, check_saved))
 
 
 PLAN_TESTS = [

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from tests.spark import pieces as pieces_module
 from tests.spark.faults import Fault, planted
 from tests.spark.histories import Event, RandomHistory, joined
-from tests.spark.pieces import Found, judge_in_pieces, keys, pieces
+from tests.spark.pieces import Found, audit_pieces, judge_in_pieces, keys, pieces
 from tests.spark.plain import outcomes_of, rows_of
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
 from tests.spark.test_audit import AUDITS, ODD_NAME, of_broker
@@ -143,15 +143,15 @@ def test_message_that_becomes_durable_after_the_cut_is_judged_by_its_commit() ->
 
 def judge_by_spark(
     frame: Frame, events: list[Event], cuts: list[int], folder: Path, section_events: int = SECTION_EVENTS
-) -> list[list[tuple[Any, ...]]]:
-    """Return what `listed` returns for the tables of each piece."""
+) -> list[tuple[list[tuple[Any, ...]], ...]]:
+    """Return for the tables of each piece what `listed`, `places` and `depths` return."""
     saved: SavedAudit | None = None
-    found = []
+    found: list[tuple[list[tuple[Any, ...]], ...]] = []
     for number, known in enumerate(pieces(events, cuts)):
         history = frame(known)
         assert saved is None or saved.has_new_events(history)
         results = audit(history, stuck_seconds=STUCK_SECONDS, goes_on=True, saved=saved, section_events=section_events)
-        found.append(listed(results.tables))
+        found.append((listed(results.tables), places(results.tables), depths(results.tables)))
         assert results.next is not None
         path = str(folder / f"cut-{number}")
         results.next.cut.write.parquet(path)
@@ -172,11 +172,24 @@ def listed(tables: dict[str, DataFrame]) -> list[tuple[Any, ...]]:
     return sorted(rows)
 
 
-def expected_in_pieces(events: list[Event], cuts: list[int]) -> list[list[tuple[Any, ...]]]:
-    return [
-        sorted((queue, each.kind, each.event, each.sequence) for queue, each in piece)
-        for piece in judge_in_pieces(events, cuts)
-    ]
+def places(tables: dict[str, DataFrame]) -> list[tuple[Any, ...]]:
+    """Return the positions at which messages had arrived, and were dispatched first."""
+    return sorted(map(tuple, tables["positions"].select("queue", "sequence", "arrival", "delivery").collect()))
+
+
+def depths(tables: dict[str, DataFrame]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, tables["depth"].select("queue", "event", "waiting", "held").collect()))
+
+
+def expected_in_pieces(events: list[Event], cuts: list[int]) -> list[tuple[list[tuple[Any, ...]], ...]]:
+    expected: list[tuple[list[tuple[Any, ...]], ...]] = []
+    for piece in audit_pieces(events, cuts):
+        findings = [(queue, each.kind, each.event, each.sequence) for queue, audit in piece for each in audit.findings]
+        messages = [(queue, each) for queue, audit in piece for each in audit.finished if each.delivery > 0]
+        of_messages = [(queue, each.sequence, each.arrival, each.delivery) for queue, each in messages]
+        points = [(queue, event, *rest) for queue, audit in piece for _, event, _, *rest in audit.depth_points]
+        expected.append((sorted(findings), sorted(of_messages), sorted(points)))
+    return expected
 
 
 @pytest.mark.drawn

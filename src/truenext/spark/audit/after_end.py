@@ -200,8 +200,7 @@ def _follow(
             found += Lifetime(sequence).end_codes([*map(_timeline_row, (first, *others))], marks)
         elif others:
             message = msgspec.msgpack.decode(first["payload"], type=MessageRow)
-            later = [each for each in marks if each.event > first["event"]]
-            found += Lifetime(sequence, message).end_codes([*map(_timeline_row, others)], later)
+            found += Lifetime(sequence, message, first["event"]).end_codes([*map(_timeline_row, others)], marks)
         if len(found) >= ROWS_PER_BATCH:
             yield _batch_of(found)
             found = []

@@ -31,7 +31,8 @@ from truenext.spark.audit.broker_numbers import (
     with_brokers,
 )
 from truenext.spark.audit.brokers import AuditedBroker, FolderHistory, JoinedHistories, join_histories
-from truenext.spark.audit.cut_rows import CutHistory, cut_rows, with_beginnings
+from truenext.spark.audit.cut import WHOLE, SectionRow
+from truenext.spark.audit.cut_rows import CutHistory, SavedQueues, cut_rows, with_beginnings
 from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
 from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
 from truenext.spark.audit.model import EventCode, TimelineRow
@@ -324,6 +325,23 @@ class _Beginning:
     ends: DataFrame | None
     """Events after the end of their message: `after_ends`."""
 
+    def saved_rows(self, commits: DataFrame, proofs: DataFrame) -> DataFrame | None:
+        """Return the rows of the saved cut, with CUT_SCHEMA."""
+        if self.saved is None:
+            return None
+        rows = self.saved.rows(commits, proofs)
+        return rows if self.untouched is None else rows.unionByName(self.untouched.rows(self.saved.state))
+
+    def saved_queues(self, rows: DataFrame | None, fresh: SectionRow) -> SavedQueues | None:
+        """Return the saved cut of the queues of the plan. `rows` are those of all queues."""
+        if self.saved is None or self.plan is None or rows is None:
+            return None
+        return self.saved.cut_queues(self.plan.totals, rows, fresh)
+
+    def fresh(self, history: _JudgedHistory) -> SectionRow:
+        """Return the beginning of queues without rows in a saved cut."""
+        return WHOLE if self.saved is None else self.saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
+
     @property
     def cached(self) -> list[DataFrame]:
         of_untouched = () if self.untouched is None else self.untouched.cached
@@ -331,12 +349,12 @@ class _Beginning:
 
 
 def _beginning(history: _JudgedHistory, marked: _Marked, saved: SavedAudit | None, section_events: int) -> _Beginning:
-    plan = before = untouched = None
-    if saved is None:
-        plan = section_plan(history.of_queues, history.limits, section_events)
-    else:
+    plan = section_plan(history.of_queues, history.limits, section_events, None if saved is None else saved.cut)
+    before = untouched = None
+    if saved is not None:
         assert history.earlier is not None
-        saved, untouched = saved.divided(history.of_queues, reset_marks(marked.rows))
+        cut_queues = () if plan is None else plan.totals
+        saved, untouched = saved.divided(history.of_queues, reset_marks(marked.rows), cut_queues)
         earlier_starts = [each for each in saved.state.marks if each.code == EventCode.RUN_STARTED]
         before = Before(history.earlier, saved.kept(), earlier_starts)
     carried = cache_rows(outstanding(history.of_queues, marked.starts, plan, before))
@@ -374,13 +392,13 @@ def _judge(
     rows = history.of_queues.transform(queue_rows, marked.judged, commit_table, proofs, beginning.ends, queues)
     stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
     stuck_limit = int(stuck_seconds * 1e6)
+    durability = commit_table, proofs
+    saved_cut, fresh = beginning.saved_rows(*durability), beginning.fresh(history)
     if plan is not None:
-        of_cut_queues = plan.of_cut_queues(history.of_queues)
-        marks_of_cuts = with_beginnings(marked.rows_with_ends, history.limits)
-        cut_history = CutHistory(plan, of_cut_queues, commit_table, proofs, marks_of_cuts)
-        swept = _in_sections(rows, cut_history, beginning.carried, stuck_limit, stop)
+        cut_history = _cut_history(history, marked, beginning, durability, beginning.saved_queues(saved_cut, fresh))
+        swept = _in_sections(rows, cut_history, beginning.carried, saved_cut, fresh, stuck_limit, stop)
     elif stop is not None:
-        swept = _from_cut(rows, beginning, history, (commit_table, proofs), stuck_limit, stop)
+        swept = uncut(sweep_sections(rows, saved_cut, None, stuck_limit, fresh=fresh, stop=stop))
     else:
         swept = uncut(rows.transform(timeline).transform(sweep, stuck_seconds))
     others = cache_rows(swept.rows.where(F.col("row") != "message"))
@@ -399,35 +417,42 @@ def _next_cut(history: _JudgedHistory, beginning: _Beginning, judged: _Judged) -
     return rows
 
 
-def _in_sections(rows: DataFrame, history: CutHistory, found: DataFrame, stuck_limit: int, stop: Stop | None) -> Swept:
-    """Audit the queues of the history's plan by section, all others whole."""
+def _cut_history(
+    history: _JudgedHistory,
+    marked: _Marked,
+    beginning: _Beginning,
+    durability: tuple[DataFrame, DataFrame],
+    saved: SavedQueues | None,
+) -> CutHistory:
+    plan, rows = beginning.plan, marked.rows_with_ends
+    assert plan is not None
+    events = plan.of_cut_queues(history.of_queues)
+    if saved is None:
+        return CutHistory(plan, events, *durability, with_beginnings(rows, history.limits))
+    return CutHistory(plan, events, *durability, rows, saved, beginning.ends)
+
+
+def _in_sections(
+    rows: DataFrame,
+    history: CutHistory,
+    found: DataFrame,
+    saved_cut: DataFrame | None,
+    fresh: SectionRow,
+    stuck_limit: int,
+    stop: Stop | None,
+) -> Swept:
+    """Audit the queues of the history's plan by section, all others whole: from `saved_cut` if there is one, or else
+    from `fresh`."""
     cuts, left, cached = cut_rows(history, found.where("is_carried").select("sequence"))
-    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, stop=stop)
+    if saved_cut is not None:
+        cuts = cuts.unionByName(saved_cut.where(~F.col("queue").isin(*history.plan.totals)))
+    of_sections = sweep_sections(rows, cuts, history.plan, stuck_limit, fresh=fresh, stop=stop)
     ends = {queue: Stop(end.event, end.at) for queue in history.plan.totals for end in history.marks_of(queue)[-1:]}
     of_sections = cache_rows(of_sections.unionByName(left_rows(left, ends, is_saved=stop is not None)))
-    swept = join_sections(of_sections, history.plan, stuck_limit, stop)
+    swept = join_sections(of_sections, history, stuck_limit, stop)
     for each in cached:
         each.unpersist()
     return swept
-
-
-def _from_cut(
-    rows: DataFrame,
-    beginning: _Beginning,
-    history: _JudgedHistory,
-    durability: tuple[DataFrame, DataFrame],
-    stuck_limit: int,
-    stop: Stop,
-) -> Swept:
-    """Audit the queues up to `stop`, from a saved cut if there is one."""
-    saved, untouched = beginning.saved, beginning.untouched
-    if saved is None:
-        return uncut(sweep_sections(rows, None, None, stuck_limit, stop=stop))
-    fresh = saved.fresh(is_recovered=history.run_rows[0][0]["is_recovered"])
-    cuts = saved.rows(*durability)
-    if untouched is not None:
-        cuts = cuts.unionByName(untouched.rows(saved.state))
-    return uncut(sweep_sections(rows, cuts, None, stuck_limit, fresh=fresh, stop=stop))
 
 
 def _next_state(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from truenext.spark.audit.model import NO_CONSUMER, Finding, MessageState
+from truenext.spark.audit.model import NEVER, NO_CONSUMER, Finding, MessageState
 
 
 class QueueRow(msgspec.Struct):
@@ -167,6 +167,10 @@ class SectionRow(msgspec.Struct):
     """Number of the queue's events in the whole history. 0 if the history goes on."""
     idle: IdleTime | None = None
     """See QueueCut."""
+
+
+WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
+"""Beginning of a queue whose whole history is audited."""
 
 
 # ---- Idle times that last over cuts ----

@@ -4,6 +4,8 @@ messages that are carried ──by message──▶ Lifetime ──────�
 subscriptions, held messages ──by consumer──▶ Subscription ─┤
 starts, gaps, pauses ───────────────────────────────────────┘
 
+All three begin with the rows of a saved cut, if the history does.
+
 Only messages that a cut or a start has are followed (`outstanding` in after_end.py), and dispatches to consumers are
 counted only where they matter: for consumers that pull, and after a gap. Untouched messages (untouched.py) are counted.
 """
@@ -28,9 +30,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.model.events import PULLING
 from truenext.spark.audit.broker_numbers import NUMBER_BITS
-from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
+from truenext.spark.audit.cut import WHOLE, ConsumerRow, CutCode, MessageRow, QueueRow, SectionRow
 from truenext.spark.audit.lifetime import MESSAGE_CODES, Lifetime, is_continued
-from truenext.spark.audit.model import NEVER, EventCode, TimelineRow
+from truenext.spark.audit.model import NEVER, ConsumerFlags, EventCode, TimelineRow
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sections import CERTAIN, RESETS, Subscription, is_known, ordered, recovered
 from truenext.spark.audit.timeline import CODES, encoded_rows, kinds, message_rows
@@ -51,6 +53,8 @@ _COUNTS = pa.schema({"queue": pa.string(), **dict.fromkeys(("point", "certain", 
 _CONSUMER_KINDS = ("subscribed", "unsubscribed", "window", "requested")
 _HELD = -1
 """In place of an event's code: a message is held at a cut."""
+_SAVED = -2
+"""In place of an event's code: a message or a consumer is in the saved cut before the history."""
 
 Recoveries = Mapping[str, Sequence[tuple[TimelineRow, TimelineRow]]]
 """Starts of each queue that continue a run of the history, each with the row that shows or hides its recovery."""
@@ -58,6 +62,25 @@ Counts = Mapping[tuple[str, int], tuple[int, int]]
 """Numbers of messages before an event of a queue: those that are there, and those that may be there."""
 
 encode = msgspec.msgpack.encode
+
+
+@dataclass(frozen=True)
+class SavedQueues:
+    """Saved cut of the queues that a plan cuts, before their history."""
+
+    after: int
+    """Last event before the history."""
+    reset: TimelineRow
+    """Last start or gap before the history."""
+    queues: Mapping[str, SectionRow]
+    """State of each queue."""
+    consumers: Mapping[tuple[str, int], Sequence[ConsumerRow]]
+    """Consumers by queue and number, in order."""
+    messages: DataFrame
+    """`queue`, `sequence` and `payload`, a MessageRow."""
+    untouched: Mapping[str, int]
+    """Number of further messages of each queue, which the whole history leaves untouched. `messages` has the first of
+    each priority and group."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +93,31 @@ class CutHistory:
     proofs: DataFrame
     marks: Sequence[TimelineRow]
     """Starts, gaps, and the ends of the brokers' histories, in order, with the rows that `with_beginnings` adds."""
+    saved: SavedQueues | None = None
+    """Cut with which the history begins; None if it is whole."""
+    ends: DataFrame | None = None
+    """Result of `after_ends`, if there is a saved cut: it has no messages that had ended before."""
+
+    @property
+    def after(self) -> int:
+        """Last event before the history; 0 if it is whole."""
+        return 0 if self.saved is None else self.saved.after
+
+    def beginning(self, queue: str) -> SectionRow:
+        """Return the state of the queue before the history."""
+        return WHOLE if self.saved is None else self.saved.queues[queue]
+
+    def dispatches_before(self, queue: str) -> int:
+        """Return the number of first dispatches before the history."""
+        return self.beginning(queue).queue.first_dispatches
 
     def marks_of(self, queue: str) -> list[TimelineRow]:
         """Return the marks of the queue's broker."""
         return [each for each in self.marks if each.event >> NUMBER_BITS == self.plan.brokers[queue]]
+
+    def resets_before(self) -> list[TimelineRow]:
+        """Return the last start or gap before the history, if it is not whole."""
+        return [] if self.saved is None else [self.saved.reset]
 
     def resets_of(self, queue: str) -> list[TimelineRow]:
         return [each for each in self.marks_of(queue) if each.code in RESETS]
@@ -92,9 +136,14 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFr
     """Return the rows of all cuts, and those of messages that are LEFT, both with CUT_SCHEMA, and the tables cached for
     them. `carried` has the `sequence` of each message that a cut or a start has."""
     events, plan = history.events, history.plan
-    of_messages = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(carried, "sequence")
+    if history.saved is not None:
+        carried = carried.unionByName(history.saved.messages.select("sequence"))
+    of_messages = events.where(F.col("kind").isin(*kinds(MESSAGE_CODES))).join(carried, "sequence", "left_semi")
+    if history.ends is not None:
+        of_messages = of_messages.join(history.ends, "event", "left")
     rows = (
         message_rows(of_messages, history.commits, history.proofs)
+        .transform(_with_saved, history.saved)
         .repartition("sequence")
         .sortWithinPartitions("sequence", "queue", "event")
     )
@@ -103,7 +152,7 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFr
     counts: Counts = {}
     if any(recoveries.values()):
         rows = cache_rows(rows)
-        marks, counts = _with_losses(rows, marks, recoveries)
+        marks, counts = _with_losses(rows, marks, recoveries, _known_counts(history))
     follow = partial(_message_states, marks=marks, cuts=plan.cuts())
     states = cache_rows(rows.mapInArrow(follow, from_arrow_schema(CUT_SCHEMA)))
     is_left = F.col("code") == int(CutCode.LEFT)
@@ -111,6 +160,16 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFr
     consumers = _consumer_rows(history, cuts)
     starts = events.sparkSession.createDataFrame(_section_rows(history, recoveries, counts))
     return cuts.unionByName(consumers).unionByName(starts), states.where(is_left), [rows, states]
+
+
+def _with_saved(rows: DataFrame, saved: SavedQueues | None) -> DataFrame:
+    """Add the messages of a saved cut to rows of events, and the column `payload`."""
+    rows = rows.withColumn("payload", F.lit(None).cast("binary"))
+    if saved is None:
+        return rows
+    nothing = {name: F.lit(None).cast(kind) for name, kind in rows.drop("queue", "sequence", "payload").dtypes}
+    at = {"event": F.lit(saved.after), "code": F.lit(_SAVED).cast("tinyint")}
+    return rows.unionByName(saved.messages.withColumns(nothing | at))
 
 
 # ---- Marks, starts, and what they must find ----
@@ -126,7 +185,8 @@ def _marks(history: CutHistory) -> dict[str, list[TimelineRow]]:
 
 
 def _recoveries(history: CutHistory) -> Recoveries:
-    if not any(map(is_continued, history.marks)):
+    open_starts = _open_starts(history)
+    if not any(map(is_continued, history.marks)) and not open_starts:
         return {}
     recovered_event = F.when(F.col("kind") == "recovered", F.col("event"))
     firsts = (
@@ -138,7 +198,7 @@ def _recoveries(history: CutHistory) -> Recoveries:
             F.min_by(F.col("count"), recovered_event).alias("count"),
         )
     )
-    own: dict[str, list[TimelineRow]] = {queue: history.marks_of(queue) for queue in history.plan.totals}
+    own = {queue: [*open_starts.get(queue, ()), *history.marks_of(queue)] for queue in history.plan.totals}
     for queue, _, event, recovered_at, count in firsts.collect():
         is_recovered = event == recovered_at
         code = EventCode.RECOVERED if is_recovered else EventCode.ACCEPTED
@@ -148,16 +208,32 @@ def _recoveries(history: CutHistory) -> Recoveries:
     return {queue: [each for each in pairwise(rows) if is_continued(each[0])] for queue, rows in own.items()}
 
 
+def _open_starts(history: CutHistory) -> dict[str, list[TimelineRow]]:
+    """Return the start before the history of each queue that had not recovered from it at the saved cut."""
+    queues = {queue: history.beginning(queue).queue for queue in history.plan.totals}
+    return {
+        queue: [TimelineRow(row.start_event, 0, EventCode.RUN_STARTED, number=row.start_flags)]
+        for queue, row in queues.items()
+        if row.expected is not None
+    }
+
+
+def _known_counts(history: CutHistory) -> Counts:
+    """Return what the starts before the history must find."""
+    queues = {queue: history.beginning(queue).queue for queue in history.plan.totals}
+    return {(queue, row.start_event + 1): row.expected for queue, row in queues.items() if row.expected is not None}
+
+
 def _with_losses(
-    rows: DataFrame, marks: Mapping[str, Sequence[TimelineRow]], recoveries: Recoveries
+    rows: DataFrame, marks: Mapping[str, Sequence[TimelineRow]], recoveries: Recoveries, known: Counts
 ) -> tuple[dict[str, list[TimelineRow]], Counts]:
     """Add a mark for each start that has recovered fewer messages than are certain. Return with them what each start
-    must find. See `sections.py`: it is counted until nothing changes."""
+    must find. `known` has that of starts before the history. See `sections.py`: it is counted until nothing changes."""
     points = {queue: [start.event + 1 for start, _ in some] for queue, some in recoveries.items()}
     lost: dict[str, list[TimelineRow]] = {}
     while True:
         with_lost = {queue: ordered(some, lost.get(queue, ())) for queue, some in marks.items()}
-        counts = _count(rows, with_lost, points)
+        counts = {**_count(rows, with_lost, points), **known}
         found = {
             queue: [
                 TimelineRow(row.event, row.at, EventCode.NOT_RECOVERED)
@@ -187,8 +263,8 @@ def _count_states(
 ) -> Iterator[pa.RecordBatch]:
     certain: Counter[tuple[str, int]] = Counter()
     uncertain: Counter[tuple[str, int]] = Counter()
-    for queue, rows in _messages(batches):
-        for point, message in Lifetime(rows[0].sequence).states(rows, marks[queue], points[queue]):
+    for queue, lifetime, rows in _messages(batches):
+        for point, message in lifetime.states(rows, marks[queue], points[queue]):
             (certain if message.state in CERTAIN else uncertain)[queue, point] += 1
     keys = certain.keys() | uncertain.keys()
     yield _batch([(*key, certain[key], uncertain[key]) for key in keys], _COUNTS)
@@ -209,8 +285,8 @@ def _message_states(
         of_message = (row.sequence, row.consumer, row.subscription, encode(row))
         found.append((queue, cuts[queue][cut], cut - 1, int(code), *of_message))
 
-    for queue, rows in _messages(batches):
-        of_queue, lifetime = queues[queue], Lifetime(rows[0].sequence)
+    for queue, lifetime, rows in _messages(batches):
+        of_queue = queues[queue]
         own = of_queue.sections(row.event for row in rows)
         is_left = False
         for positions, message in lifetime.stretches(rows, of_queue.marks, of_queue.cuts):
@@ -232,11 +308,17 @@ BATCH_ROWS = 50_000
 """Number of rows that are gathered before Spark gets them."""
 
 
-def _messages(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[TimelineRow]]]:
-    """Yield the queue and the rows of each message."""
-    rows = ((queue, TimelineRow(*row)) for queue, *row in _tuples(batches))
-    for (queue, _), group in groupby(rows, key=lambda each: (each[0], each[1].sequence)):
-        yield queue, [row for _, row in group]
+def _messages(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Lifetime, list[TimelineRow]]]:
+    """Yield the queue of each message, its lifetime and the events that follow."""
+    rows = ((queue, TimelineRow(*row), payload) for queue, *row, payload in _tuples(batches))
+    for (queue, sequence), group in groupby(rows, key=lambda each: (each[0], each[1].sequence)):
+        (_, first, payload), *others = group
+        of_events = [row for _, row, _ in others]
+        if payload is None:
+            yield queue, Lifetime(sequence), [first, *of_events]
+        else:
+            saved = msgspec.msgpack.decode(payload, type=MessageRow)
+            yield queue, Lifetime(sequence, saved, first.event), of_events
 
 
 def _tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
@@ -266,12 +348,20 @@ def _consumer_rows(history: CutHistory, states: DataFrame) -> DataFrame:
         (states["event"] + 1).alias("number"),
         F.lit(0).alias("detail_code"),
     )
+    if history.saved is not None and history.saved.consumers:
+        keys = [(queue, history.after, _SAVED, -1, number, 0, 0) for queue, number in history.saved.consumers]
+        own = own.unionByName(own.sparkSession.createDataFrame(keys, own.schema))
     dispatches = _dispatches(history, own)
     rows = own.unionByName(held)
     if dispatches is not None:
         rows = rows.unionByName(dispatches)
-    resets = {queue: history.resets_of(queue) for queue in history.plan.totals}
-    follow = partial(_follow_consumers, resets=resets, cuts=history.plan.cuts())
+    follow = partial(
+        _follow_consumers,
+        resets={queue: [*history.resets_before(), *history.resets_of(queue)] for queue in history.plan.totals},
+        cuts=history.plan.cuts(),
+        saved={} if history.saved is None else history.saved.consumers,
+        after=history.after,
+    )
     return (
         rows.select(*columns)
         .repartition("queue", "consumer")
@@ -289,7 +379,9 @@ def _dispatches(history: CutHistory, consumers: DataFrame) -> DataFrame | None:
         .select("queue", "consumer", F.lit(True).alias("pulls"))
         .distinct()
     )
-    stretches = _stretches_after_gaps(history.marks)
+    if saved := _pulling(history.saved):
+        pulling = pulling.union(pulling.sparkSession.createDataFrame(saved, pulling.schema)).distinct()
+    stretches = _stretches_after_gaps([*history.resets_before(), *history.marks])
     if not stretches and not pulling.count():
         return None
     is_after_gap = F.lit(False)
@@ -324,6 +416,11 @@ def _dispatches(history: CutHistory, consumers: DataFrame) -> DataFrame | None:
     )
 
 
+def _pulling(saved: SavedQueues | None) -> list[tuple[str, int, bool]]:
+    consumers = {} if saved is None else saved.consumers
+    return [(*key, True) for key, some in consumers.items() if some[-1].flags & ConsumerFlags.PULLS]
+
+
 def _stretches_after_gaps(marks: Sequence[TimelineRow]) -> list[tuple[int, int]]:
     """Return each gap with the next start or gap, unless that one follows at once, as after a crash."""
     resets = [each for each in marks if each.code in RESETS]
@@ -339,6 +436,8 @@ def _follow_consumers(
     batches: Iterable[pa.RecordBatch],
     resets: Mapping[str, Sequence[TimelineRow]],
     cuts: Mapping[str, Mapping[int, int]],
+    saved: Mapping[tuple[str, int], Sequence[ConsumerRow]],
+    after: int,
 ) -> Iterator[pa.RecordBatch]:
     found: list[tuple[Any, ...]] = []
     for (queue, consumer), group in groupby(_tuples(batches), key=itemgetter(0, 4)):
@@ -346,7 +445,8 @@ def _follow_consumers(
             TimelineRow(event, 0, code, sequence, consumer, number, detail_code=detail_code)
             for _, event, code, sequence, _, number, detail_code in group
         ]
-        found += ((queue, *row) for row in _of_consumer(rows, resets[queue], cuts[queue]))
+        known = saved.get((queue, consumer), ())
+        found += ((queue, *row) for row in _of_consumer(rows, resets[queue], cuts[queue], known, after))
         if len(found) >= BATCH_ROWS:
             yield _batch(found, CUT_SCHEMA)
             found = []
@@ -354,19 +454,25 @@ def _follow_consumers(
 
 
 def _of_consumer(
-    rows: Sequence[TimelineRow], resets: Sequence[TimelineRow], sections: Mapping[int, int]
+    rows: Sequence[TimelineRow],
+    resets: Sequence[TimelineRow],
+    sections: Mapping[int, int],
+    known: Sequence[ConsumerRow],
+    after: int,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one consumer at all cuts, without the queue. `sections` are the sections by first event."""
-    own = [row for row in rows if row.code != _HELD]
-    if not own:
+    """Yield the rows of one consumer at all cuts, without the queue. `sections` are the sections by first event,
+    `known` the consumer's rows in a saved cut behind the event `after`."""
+    own = [row for row in rows if row.code >= 0]
+    if not own and not known:
         return
     held = [row for row in rows if row.code == _HELD]
     cuts = [*sections]
-    end = max([_end_of_consumer(own, resets), *(each.number for each in held)])
-    subscription = Subscription(own, resets, cuts[: bisect_left(cuts, end + 1)])
+    end = max([_end_of_consumer(own, resets, after), *(each.number for each in held)])
+    subscription = Subscription(own, resets, cuts[: bisect_left(cuts, end + 1)], known, after)
     holders: defaultdict[int, set[int]] = defaultdict(set)
     for each in held:
-        since = subscription.holder(each.event)
+        # A message of the saved cut has the event of its subscription, others that of their dispatch.
+        since = subscription.holder(each.event) if each.event > after else each.event
         if since:
             holders[each.number].add(since)
             key = (sections[each.number], each.number - 1, int(CutCode.HOLDER))
@@ -376,15 +482,15 @@ def _of_consumer(
             if not state.has_ended or state.since in holders[cut]:
                 yield sections[cut], cut - 1, int(CutCode.CONSUMER), -1, state.number, 0, encode(state)
         if _has_dispatch_after_gap(subscription.plain_dispatches, resets, cut):
-            yield sections[cut], cut - 1, int(CutCode.GAP_DISPATCH), -1, own[0].consumer, 0, b""
+            yield sections[cut], cut - 1, int(CutCode.GAP_DISPATCH), -1, rows[0].consumer, 0, b""
 
 
-def _end_of_consumer(rows: Sequence[TimelineRow], resets: Sequence[TimelineRow]) -> int:
+def _end_of_consumer(rows: Sequence[TimelineRow], resets: Sequence[TimelineRow], after: int) -> int:
     """Return the last event before which a cut may have rows of the consumer, unless the consumer holds a message."""
-    last = rows[-1]
-    if last.code == EventCode.UNSUBSCRIBED and all(row.code != EventCode.DISPATCHED for row in rows):
-        return last.event
-    position = bisect_left(resets, last.event, key=attrgetter("event"))
+    last = rows[-1].event if rows else after + 1
+    if rows and rows[-1].code == EventCode.UNSUBSCRIBED and all(row.code != EventCode.DISPATCHED for row in rows):
+        return last
+    position = bisect_left(resets, last, key=attrgetter("event"))
     return resets[position].event if position < len(resets) else NEVER
 
 
@@ -408,16 +514,28 @@ def _section_rows(history: CutHistory, recoveries: Recoveries, counts: Counts) -
     resets = {queue: history.resets_of(queue) for queue in plan.totals}
     rows = []
     for number, each in enumerate(plan.sections):
+        begun = history.beginning(each.queue)
         reset = last_before(resets[each.queue], each.first)
-        row = QueueRow(each.arrivals, 0, each.ticks)
-        row.knows_consumers = row.knows_exclusive = reset is not None and reset.code == EventCode.RUN_STARTED
-        row.is_paused = each.paused > max(each.resumed, reset.event if reset is not None else 0)
+        row = QueueRow(begun.queue.arrivals + each.arrivals, 0, begun.queue.ticks + each.ticks)
+        if reset is None:
+            row.knows_consumers, row.knows_exclusive = begun.queue.knows_consumers, begun.queue.knows_exclusive
+        else:
+            row.knows_consumers = row.knows_exclusive = reset.code == EventCode.RUN_STARTED
+        if reset is None and not each.paused and not each.resumed:
+            row.is_paused = begun.queue.is_paused
+        else:
+            row.is_paused = each.paused > max(each.resumed, reset.event if reset is not None else 0)
         for start, until in recoveries.get(each.queue, ()):
             if start.event < each.first <= until.event:
                 row.expected = counts.get((each.queue, start.event + 1), (0, 0))
                 row.start_flags, row.start_event = start.number, start.event
         following = plan.sections[number + 1] if number + 1 < len(plan.sections) else None
         end = following.first if following is not None and following.queue == each.queue else NEVER
-        payload = encode(SectionRow(each.first, row, end, plan.totals[each.queue]))
-        rows.append((each.queue, number, each.first - 1, int(CutCode.SECTION), -1, -1, 0, payload))
+        section = SectionRow(each.first, row, end, begun.queue.ticks + plan.totals[each.queue])
+        if number == 0 or plan.sections[number - 1].queue != each.queue:
+            section.idle = begun.idle
+        place = (each.queue, number, each.first - 1)
+        rows.append((*place, int(CutCode.SECTION), -1, -1, 0, encode(section)))
+        if untouched := 0 if history.saved is None else history.saved.untouched.get(each.queue, 0):
+            rows.append((*place, int(CutCode.UNTOUCHED), -1, -1, untouched, b""))
     return pa.Table.from_batches([_batch(rows, CUT_SCHEMA)])

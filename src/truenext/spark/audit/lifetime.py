@@ -45,10 +45,12 @@ class Lifetime:
     dispatch, and `subscription` is the event of the last dispatch. `sections.py` replaces them.
     """
 
-    def __init__(self, sequence: int, row: MessageRow | None = None) -> None:
+    def __init__(self, sequence: int, row: MessageRow | None = None, since: int = 0) -> None:
+        """With a `row`, the message had this state after the event `since`."""
         self.sequence = sequence
         self.row = row
         """State; None if neither the queue nor an ended subscription has the message."""
+        self._since = since
         self.end_code = int(EventCode.ENDED) if row is not None and row.is_expiring else 0
         """Code of the event that has ended the message. 0 if none has, as far as the history shows."""
         self.delivery = 0
@@ -68,30 +70,32 @@ class Lifetime:
     ) -> Iterator[tuple[range, MessageRow]]:
         """Yield ranges of positions in `cuts` over which the state of the message is the same, with that state. It
         changes in place: copy it before the next step. The arguments are those of `states`."""
-        position = bisect_right(cuts, rows[0].event)
+        position = bisect_right(cuts, self._first(rows))
+        last = rows[-1].event if rows else 0
         for row in self._with_marks(rows, marks):
             if position < len(cuts) and cuts[position] <= row.event:
                 first, position = position, bisect_right(cuts, row.event, position)
                 if self.row is not None:
                     yield range(first, position), self.row
             self.apply(row)
-            if self.row is None and row.event >= rows[-1].event:
+            if self.row is None and row.event >= last:
                 return
         if self.row is not None and position < len(cuts):
             yield range(position, len(cuts)), self.row
 
     def end_codes(self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow]) -> Iterator[tuple[int, int]]:
-        """Yield each event of the message after its end, with the code of that end. With a `row` given, all marks come
-        after it."""
-        steps = self._with_marks(rows, marks) if self.row is None else merge(marks, rows, key=_event)
-        for row in steps:
+        """Yield each event of the message after its end, with the code of that end."""
+        for row in self._with_marks(rows, marks):
             if self.end_code and row.code in AFTER_END_CODES:
                 yield row.event, self.end_code
             self.apply(row)
 
-    @staticmethod
-    def _with_marks(rows: Sequence[TimelineRow], marks: Sequence[TimelineRow]) -> Iterator[TimelineRow]:
-        later = marks[bisect_right(marks, rows[0].event, key=_event) :]
+    def _first(self, rows: Sequence[TimelineRow]) -> int:
+        """Return the event from which on the message is followed."""
+        return self._since if self.row is not None else rows[0].event
+
+    def _with_marks(self, rows: Sequence[TimelineRow], marks: Sequence[TimelineRow]) -> Iterator[TimelineRow]:
+        later = marks[bisect_right(marks, self._first(rows), key=_event) :]
         # Marks first: a queue that is found not recovered at an event was so before it.
         return merge(later, rows, key=_event)
 
@@ -116,6 +120,10 @@ class Lifetime:
     def _apply_to_present(self, row: TimelineRow) -> None:
         message = self.row
         if row.code == EventCode.DISPATCHED:
+            if message is None and row.number:
+                # The message had ended before the saved cut.
+                self.end_code = row.number
+                return
             if message is None:
                 message = self.row = MessageRow(self.sequence, UNKNOWN_PRIORITY, False, 0, row.at)
                 message.has_known_attempts = False

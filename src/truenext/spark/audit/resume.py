@@ -8,9 +8,11 @@ saved rows ──┬──▶ untouched messages: counted, and saved again as th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +22,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.errors import HistoryError
-from truenext.spark.audit.cut import CutCode, MessageRow, QueueRow, SectionRow
-from truenext.spark.audit.cut_rows import CUT_SCHEMA
+from truenext.spark.audit.cut import ConsumerRow, CutCode, MessageRow, QueueRow, SectionRow
+from truenext.spark.audit.cut_rows import CUT_SCHEMA, SavedQueues, with_beginnings
 from truenext.spark.audit.model import NEVER, EventCode, MessageState, StartFlag, TimelineRow
 from truenext.spark.audit.runs import BLOCK_BITS
 from truenext.spark.audit.sections import RESETS
@@ -73,9 +75,12 @@ class SavedAudit:
             )
         return bool(last_event > state.last_event)
 
-    def divided(self, events: DataFrame, marks: Sequence[TimelineRow]) -> tuple[SavedAudit, UntouchedMessages | None]:
+    def divided(
+        self, events: DataFrame, marks: Sequence[TimelineRow], cut_queues: Iterable[str] = ()
+    ) -> tuple[SavedAudit, UntouchedMessages | None]:
         """Divide the cut into what an audit of the `events` since needs, and untouched messages. `marks` are the starts
-        and gaps among the events, in order."""
+        and gaps among the events, in order. With a start, messages of `cut_queues` are needed: the sections before it
+        and behind it find them in other states."""
         happened = since(marks, is_recovered=self.state.is_recovered)
         if happened is None:
             return self, None
@@ -87,20 +92,24 @@ class SavedAudit:
         can_be_untouched = F.coalesce("can_be_untouched", F.lit(False))
         if happened.has_start:
             is_found = F.col("persistent") | F.lit(happened.finds_transient)
-            can_be_untouched &= F.col("priority").isNotNull() & is_found
+            can_be_untouched &= F.col("priority").isNotNull() & is_found & ~F.col("queue").isin(*cut_queues)
         is_untouched = can_be_untouched & F.isnull("is_touched") & F.isnull("is_changed")
-        cut = cache_rows(
+        cut = (
             self.cut.join(touched, "sequence", "left")
             .join(F.broadcast(changed.distinct()), "queue", "left")
             .select(*SAVED_COLUMNS, is_untouched.alias("is_untouched"))
         )
-        rows = cut.where("is_untouched")
-        lanes = rows.where("priority is not null").groupBy("queue", "priority", "group")
+        lanes = cut.where("is_untouched and priority is not null").groupBy("queue", "priority", "group")
         firsts = cache_rows(lanes.agg(F.min("sequence").alias("sequence"), (F.count("*") - 1).alias("others")))
         firsts.count()
-        touched.unpersist()
-        untouched = UntouchedMessages(rows, firsts, happened, (cut, firsts))
-        return replace(self, cut=cut.where("not is_untouched")), untouched
+        # The other untouched messages are not cached: with millions of them, to read them again takes less time.
+        is_first = firsts.select("queue", "sequence", F.lit(True).alias("is_first"))
+        needed = cache_rows(cut.join(is_first, ["queue", "sequence"], "left").where("is_first or not is_untouched"))
+        first_messages = needed.where("is_first").select(*SAVED_COLUMNS)
+        untouched = UntouchedMessages(
+            cut.where("is_untouched"), first_messages, firsts, happened, (touched, firsts, needed)
+        )
+        return replace(self, cut=needed.where("is_first is null").select(*SAVED_COLUMNS)), untouched
 
     def after(self, events: DataFrame) -> DataFrame:
         return events.where(F.col("event") > self.state.last_event)
@@ -148,6 +157,35 @@ class SavedAudit:
         rows = self.cut.where("batch is null").select(*_ROWS.names).unionByName(opened)
         return _rows_of_cut(rows, self.state)
 
+    def cut_queues(self, queues: Iterable[str], rows: DataFrame, fresh: SectionRow) -> SavedQueues:
+        """Return the saved cut of `queues`, which are cut. `rows` are those of the cut, `fresh` is the beginning of
+        queues without one."""
+        names = [*queues]
+        rows = rows.where(F.col("queue").isin(*names))
+        is_message = F.col("code") == int(CutCode.SAVED)
+        sections = dict.fromkeys(names, fresh)
+        consumers: defaultdict[tuple[str, int], list[ConsumerRow]] = defaultdict(list)
+        untouched: dict[str, int] = {}
+        for queue, code, number, payload in (
+            rows.where(~is_message).select("queue", "code", "number", "payload").collect()
+        ):
+            if code == CutCode.SECTION:
+                sections[queue] = msgspec.msgpack.decode(payload, type=SectionRow)
+            elif code == CutCode.CONSUMER:
+                consumer = msgspec.msgpack.decode(payload, type=ConsumerRow)
+                consumers[queue, consumer.number].append(consumer)
+            else:
+                untouched[queue] = number
+        for some in consumers.values():
+            some.sort(key=attrgetter("since"))
+        for section in sections.values():
+            if section.queue.start_event == fresh.queue.start_event:
+                # Meanwhile the run may have finished its recovery.
+                section.queue.start_flags = fresh.queue.start_flags
+        reset = with_beginnings(self.state.marks, [(self.state.first_event, self.state.last_event)])[-1]
+        messages = rows.where(is_message).select("queue", "sequence", "payload")
+        return SavedQueues(self.state.last_event, reset, sections, consumers, messages, untouched)
+
     def fresh(self, *, is_recovered: bool) -> SectionRow:
         """Return the beginning of a queue that has no row in the cut. `is_recovered` says whether the run of the last
         event has finished its recovery by now."""
@@ -167,15 +205,15 @@ class UntouchedMessages:
 
     messages: DataFrame
     """Their rows, with SAVED_COLUMNS."""
+    first_messages: DataFrame
+    """The rows of the first waiting message of each priority and group."""
     firsts: DataFrame
-    """`queue`, `sequence` and `others`: the first waiting message of each priority and group, and how many are behind
-    it."""
+    """`queue`, `sequence` and `others` of these: how many messages are behind each."""
     since: Since
     cached: tuple[DataFrame, ...]
 
     def rows(self, state: AuditState) -> DataFrame:
         """Return the rows for the sweep: the first messages, and how many are behind them, with CUT_SCHEMA."""
-        firsts = self.messages.join(self.firsts.select("queue", "sequence"), ["queue", "sequence"])
         counts = self.firsts.groupBy("queue").agg(F.sum("others").alias("number"))
         untouched = counts.select(
             "queue",
@@ -184,7 +222,7 @@ class UntouchedMessages:
             "number",
             F.lit(b"").alias("payload"),
         )
-        return _rows_of_cut(firsts.select(*_ROWS.names).unionByName(untouched), state)
+        return _rows_of_cut(self.first_messages.select(*_ROWS.names).unionByName(untouched), state)
 
     def saved(self, swept: DataFrame) -> DataFrame:
         """Return the rows of the next cut that the sweep does not return. `swept` are the rows `saved` that it does."""

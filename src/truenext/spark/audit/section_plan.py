@@ -47,11 +47,11 @@ class Grain(NamedTuple):
 class Section(NamedTuple):
     queue: str
     first: int
-    """First event number; 0 for the first section of a queue."""
+    """First event number; 0 for the first section of a queue's whole history."""
     arrivals: int
-    """Number of messages that the queue had accepted before."""
+    """Number of messages that the queue had accepted before, since the beginning of the plan."""
     ticks: int
-    """Number of the queue's events before."""
+    """Number of the queue's events before, since the beginning of the plan."""
     paused: int
     resumed: int
     """Last events `paused` and `resumed` before, or 0."""
@@ -88,10 +88,14 @@ class SectionPlan:
 
 
 def section_plan(
-    events: DataFrame, limits: Sequence[tuple[int, int]], section_events: int = SECTION_EVENTS
+    events: DataFrame,
+    limits: Sequence[tuple[int, int]],
+    section_events: int = SECTION_EVENTS,
+    saved: DataFrame | None = None,
 ) -> SectionPlan | None:
     """Return how the queues with many of the `events` are cut; None if no queue is. `limits` are the first and the last
-    event of each broker, by its own numbers."""
+    event of each broker, by its own numbers. `saved` are rows of the only broker's saved cut, if the events begin
+    there."""
     if all(last - first + 1 < 2 * section_events for first, last in limits):
         return None
     of_queues = events.where(F.col("kind").isin(*CODES))
@@ -105,7 +109,15 @@ def section_plan(
     rows = of_queues.where(F.col("queue").isin(*queues)).groupBy("queue", _grain(bits).alias("grain")).agg(*_counts())
     grains = [Grain(*row) for row in rows.orderBy("queue", "grain").collect()]
     by_queue = {queue: [*some] for queue, some in groupby(grains, key=attrgetter("queue"))}
-    sections = [each for some in by_queue.values() for each in queue_sections(some, bits, section_events)]
+    first = 0 if saved is None else limits[0][0]
+    grouped: dict[str, int] = (
+        {} if saved is None else dict(saved.where("group <> 0").groupBy("queue").count().collect())
+    )
+    sections = [
+        each
+        for queue, some in by_queue.items()
+        for each in queue_sections(some, bits, section_events, first, grouped.get(queue, 0))
+    ]
     totals = {queue: sum(each.events for each in some) for queue, some in by_queue.items()}
     brokers = {queue: some[0].grain << bits >> NUMBER_BITS for queue, some in by_queue.items()}
     table = _table(sections, {queue: _all_grains(limits[each], each, bits) for queue, each in brokers.items()}, bits)
@@ -128,12 +140,15 @@ def _counts() -> list[Column]:
     ]
 
 
-def queue_sections(grains: Sequence[Grain], bits: int, section_events: int) -> Iterable[Section]:
-    """Yield the sections of one queue. Each has at least `section_events` events, and at least as many as messages of
-    groups may wait at any of its grains."""
+def queue_sections(
+    grains: Sequence[Grain], bits: int, section_events: int, first: int = 0, grouped: int = 0
+) -> Iterable[Section]:
+    """Yield the sections of one queue, from the event `first` on. Each has at least `section_events` events, and at
+    least as many as messages of groups may wait at any of its grains. `grouped` messages of groups wait at first."""
     left = sum(each.events for each in grains)
-    section = Section(grains[0].queue, 0, 0, 0, 0, 0)
-    arrivals = ticks = backlog = grouped = largest = paused = resumed = 0
+    section = Section(grains[0].queue, first, 0, 0, 0, 0)
+    backlog = largest = grouped
+    arrivals = ticks = paused = resumed = 0
     yield section
     for each in grains:
         arrivals, ticks, left = arrivals + each.arrivals, ticks + each.events, left - each.events

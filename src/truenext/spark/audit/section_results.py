@@ -19,11 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.spark.audit.cut import CutCode, IdleEdges, IdleTime, MessageRow, SectionRow, join_idle_times
+from truenext.spark.audit.cut_rows import CutHistory
 from truenext.spark.audit.model import NEVER, Finding
-from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.section_sweep import SECTION_SCHEMA, Stop
 from truenext.spark.audit.sweep import table_rows
 from truenext.spark.caching import cache_rows
+
+_POSITIONS = ("arrival", "delivery")
 
 
 class Swept(NamedTuple):
@@ -43,16 +45,16 @@ def uncut(rows: DataFrame) -> Swept:
     return Swept(rows.where(~is_saved), rows.where(is_saved), (rows,))
 
 
-def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: Stop | None = None) -> Swept:
+def join_sections(rows: DataFrame, history: CutHistory, stuck_limit: int, stop: Stop | None = None) -> Swept:
     """Return the rows of all sections, which are cached, as those of one sweep over whole queues."""
-    spark = rows.sparkSession
+    spark, plan = rows.sparkSession, history.plan
     ends = {end["section"]: end for end in rows.where(F.col("row") == "end").collect()}
     bases: list[int] = []
     found: list[tuple[str, Finding]] = []
     saved: dict[str, tuple[int, IdleTime | None]] = {}
     for queue, some in groupby(range(len(plan.sections)), key=lambda number: plan.sections[number].queue):
         numbers = [*some]
-        total = 0
+        total = history.dispatches_before(queue)
         for number in numbers:
             bases.append(total)
             total += ends[number]["delivery"]
@@ -67,7 +69,11 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: St
         "delivery",
         F.when(F.col("delivery") > 0, F.col("delivery") + F.coalesce("base", F.lit(0))).otherwise(F.col("delivery")),
     )
-    is_far = F.coalesce(F.least("arrival", "delivery") < 0, F.lit(False))
+    # Positions of the saved cut, which are lower than the numbers of later events.
+    based = based.withColumns(
+        {name: F.when(F.col(name) >= -history.after, F.abs(name)).otherwise(F.col(name)) for name in _POSITIONS}
+    )
+    is_far = F.coalesce(F.least(*_POSITIONS) < 0, F.lit(False))
     positions = (
         based.where(F.col("row") == "position")
         .groupBy("sequence")
@@ -76,10 +82,7 @@ def join_sections(rows: DataFrame, plan: SectionPlan, stuck_limit: int, stop: St
     known = based.where(F.col("row").isin("message", "finding", "depth", "saved"))
     far = known.where(is_far).join(positions, "sequence", "left")
     far = far.withColumns(
-        {
-            name: F.when(F.col(name) < 0, F.col(f"true_{name}")).otherwise(F.col(name))
-            for name in ("arrival", "delivery")
-        }
+        {name: F.when(F.col(name) < 0, F.col(f"true_{name}")).otherwise(F.col(name)) for name in _POSITIONS}
     )
     # The others, which are most, are not cached again: each table reads them with the join to the small `base_table`.
     far = cache_rows(far.select(*SECTION_SCHEMA.names))

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from truenext.spark.audit.cut import (
+    WHOLE,
     ConsumerRow,
     CutCode,
     IdleTime,
@@ -36,9 +37,6 @@ from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.section_plan import SectionPlan
 from truenext.spark.audit.sweep import FLUSH_ROWS, SWEEP_SCHEMA, depth_rows, flush, process, table_rows
 from truenext.spark.audit.timeline import COLUMNS, partitions
-
-WHOLE = SectionRow(0, QueueRow(), NEVER, 0)
-"""Beginning of a queue whose whole history is audited."""
 
 encode = msgspec.msgpack.encode
 

@@ -178,15 +178,24 @@ def recovered(row: TimelineRow) -> int:
 class Subscription:
     """All subscriptions with one number. In one run there is at most one; there is none if its start is not known."""
 
-    def __init__(self, rows: Sequence[TimelineRow], resets: Sequence[TimelineRow], cuts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[TimelineRow],
+        resets: Sequence[TimelineRow],
+        cuts: Sequence[int],
+        known: Sequence[ConsumerRow] = (),
+        since: int = 0,
+    ) -> None:
+        """After the event `since` the subscriptions `known` existed, in order. Without any, `since` is not used."""
         self.states: dict[int, list[ConsumerRow]] = {}
         """For each cut, the subscriptions that have not ended, or that had ended since the last start or gap."""
         self.spans: list[tuple[int, int]] = []
         """First event and end of each subscription."""
         self.plain_dispatches: list[int] = []
         """Dispatches to the consumer while the subscription existed, if it is not exclusive."""
-        self._known: list[ConsumerRow] = []
-        first = rows[0].event
+        self._known = [structs.replace(each) for each in known]
+        self.spans += ((each.since, since + 1 if each.has_ended else NEVER) for each in known)
+        first = since + 1 if known else rows[0].event
         steps = merge(rows, resets[bisect_left(resets, first, key=_EVENT) :], key=_EVENT)
         pending = iter(cuts[bisect_left(cuts, first) :])
         cut = next(pending, None)
