@@ -74,7 +74,7 @@ def measure_state(folder: Path, temporary: Path, more: int, master: str | None) 
     Spark."""
     files = sorted(folder.glob("**/*.parquet"))
     first, events = len(files), 0
-    while events < more:
+    while events < more and first > 1:
         first -= 1
         events += pq.read_metadata(files[first]).num_rows
     last = files[first:]

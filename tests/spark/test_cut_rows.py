@@ -131,7 +131,7 @@ def rows_of_cuts(timelines: Timelines, history: CutHistory) -> list[dict[str, An
     ]
     if history.saved is not None:
         saved = history.saved.consumers
-        consumers += ((queue, history.after, rows_module._SAVED, -1, number, 0, 0) for queue, number in saved)
+        consumers += ((queue, history.after, rows_module._KNOWN, -1, number, 0, 0) for queue, number in saved)
     rows = sorted([*held, *consumers, *dispatches_of(timelines, history)], key=itemgetter(0, 4, 1, 2))
     names = ("queue", "event", "code", "sequence", "consumer", "number", "detail_code")
     resets = {queue: [*history.resets_before(), *history.resets_of(queue)] for queue in timelines}
@@ -365,7 +365,7 @@ def saved_queues(whole: Timelines, after: int, *, has_untouched: bool) -> Saved:
     resets = [row for row in next(iter(whole.values())) if row.code in RESETS and row.event <= after]
     first = min(row.event for rows in whole.values() for row in rows)
     reset = rows_module.with_beginnings(resets, [(first, after)])[-1]
-    return Saved(SavedQueues(after, reset, queues, consumers, messages, untouched), names)  # type: ignore[arg-type]
+    return Saved(SavedQueues(after, reset, queues, consumers, messages, untouched, None), names)  # type: ignore[arg-type]
 
 
 class Stopped(Exception):

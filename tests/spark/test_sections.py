@@ -90,6 +90,13 @@ def test_section_of_a_queue_has_as_many_events_as_messages_of_groups_wait() -> N
     ]
 
 
+def test_section_behind_a_saved_cut_has_as_many_events_as_saved_messages_of_groups_wait() -> None:
+    """Fixed: ends of other messages were taken for theirs, so that sections became short at once."""
+    grains = [grain(number, 0, 10) for number in range(40)]
+    sections = [*section_plan.queue_sections(grains, 4, 20, 7, backlog=400, grouped=100)]
+    assert [(each.first, each.ticks) for each in sections] == [(7, 0), *((at << 4, 10 * at) for at in (10, 20, 30))]
+
+
 def test_sections_of_a_queue_without_groups_have_the_least_number_of_events() -> None:
     grains = [grain(number, 9, 1, paused=number == 2) for number in range(0, 20, 2)]
     sections = [*section_plan.queue_sections(grains, 0, section_events=25)]

@@ -321,11 +321,11 @@ class _Beginning:
     """State from which the audit goes on, without `untouched`."""
     untouched: UntouchedMessages | None
     carried: DataFrame
-    """Messages over cuts and starts: `outstanding`."""
+    """Messages that need more than the audit of their queue: `outstanding`."""
     ends: DataFrame | None
     """Events after the end of their message: `after_ends`."""
 
-    def saved_rows(self, commits: DataFrame, proofs: DataFrame) -> DataFrame | None:
+    def rows_of_saved(self, commits: DataFrame, proofs: DataFrame) -> DataFrame | None:
         """Return the rows of the saved cut, with CUT_SCHEMA."""
         if self.saved is None:
             return None
@@ -336,7 +336,7 @@ class _Beginning:
         """Return the saved cut of the queues of the plan. `rows` are those of all queues."""
         if self.saved is None or self.plan is None or rows is None:
             return None
-        return self.saved.cut_queues(self.plan.totals, rows, fresh)
+        return self.saved.of_queues(self.plan.totals, rows, fresh)
 
     def fresh(self, history: _JudgedHistory) -> SectionRow:
         """Return the beginning of queues without rows in a saved cut."""
@@ -393,7 +393,7 @@ def _judge(
     stop = Stop(history.limits[0][1] + 1, history.run_rows[0][-1]["last_at"]) if goes_on else None
     stuck_limit = int(stuck_seconds * 1e6)
     durability = commit_table, proofs
-    saved_cut, fresh = beginning.saved_rows(*durability), beginning.fresh(history)
+    saved_cut, fresh = beginning.rows_of_saved(*durability), beginning.fresh(history)
     if plan is not None:
         cut_history = _cut_history(history, marked, beginning, durability, beginning.saved_queues(saved_cut, fresh))
         swept = _in_sections(rows, cut_history, beginning.carried, saved_cut, fresh, stuck_limit, stop)

@@ -141,7 +141,9 @@ class CutCode(IntEnum):
     """The payload is a ConsumerRow."""
     MESSAGE = 2
     """The payload is a MessageRow. Its `subscription` is the event of its last dispatch, and its negative `arrival` and
-    `delivery` are the events of acceptance and first dispatch, negated: the positions are in earlier sections."""
+    `delivery` are the events of acceptance and first dispatch, negated: the positions are in earlier sections. Of a
+    message in a saved cut they are what the saved cut has, the positions negated: they are lower than all events after
+    it."""
     HOLDER = 3
     """The message `sequence` is held by the subscription whose event is `number`."""
     GAP_DISPATCH = 4
@@ -185,7 +187,7 @@ class IdleEdges(NamedTuple):
     is_carried: bool
     """True if that idle time lasts at the end of the section."""
     begun: IdleTime | None
-    """Idle time that began in the section, and lasts at its end."""
+    """Idle time that began in the section, or in the saved cut before it, and lasts at its end."""
 
 
 def join_idle_times(sections: Iterable[IdleEdges], stuck_limit: int) -> tuple[list[Finding], IdleTime | None]:

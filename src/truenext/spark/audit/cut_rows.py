@@ -53,7 +53,7 @@ _COUNTS = pa.schema({"queue": pa.string(), **dict.fromkeys(("point", "certain", 
 _CONSUMER_KINDS = ("subscribed", "unsubscribed", "window", "requested")
 _HELD = -1
 """In place of an event's code: a message is held at a cut."""
-_SAVED = -2
+_KNOWN = -2
 """In place of an event's code: a message or a consumer is in the saved cut before the history."""
 
 Recoveries = Mapping[str, Sequence[tuple[TimelineRow, TimelineRow]]]
@@ -81,6 +81,8 @@ class SavedQueues:
     untouched: Mapping[str, int]
     """Number of further messages of each queue, which the whole history leaves untouched. `messages` has the first of
     each priority and group."""
+    cached: DataFrame
+    """Cached table of `messages`."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,12 @@ class CutHistory:
     commits: DataFrame
     proofs: DataFrame
     marks: Sequence[TimelineRow]
-    """Starts, gaps, and the ends of the brokers' histories, in order, with the rows that `with_beginnings` adds."""
+    """Starts, gaps, and the ends of the brokers' histories, in order; of whole histories with the rows that
+    `with_beginnings` adds."""
     saved: SavedQueues | None = None
     """Cut with which the history begins; None if it is whole."""
     ends: DataFrame | None = None
-    """Result of `after_ends`, if there is a saved cut: it has no messages that had ended before."""
+    """Codes of ends before the saved cut, which has no ended messages (`after_ends`). None if there are none."""
 
     @property
     def after(self) -> int:
@@ -116,8 +119,10 @@ class CutHistory:
         return [each for each in self.marks if each.event >> NUMBER_BITS == self.plan.brokers[queue]]
 
     def resets_before(self) -> list[TimelineRow]:
-        """Return the last start or gap before the history, if it is not whole."""
-        return [] if self.saved is None else [self.saved.reset]
+        """Return the last start or gap before the history, if a dispatch may still tell something since."""
+        saved = self.saved
+        is_known = saved is None or all(each.queue.knows_exclusive for each in saved.queues.values())
+        return [] if saved is None or is_known else [saved.reset]
 
     def resets_of(self, queue: str) -> list[TimelineRow]:
         return [each for each in self.marks_of(queue) if each.code in RESETS]
@@ -159,7 +164,8 @@ def cut_rows(history: CutHistory, carried: DataFrame) -> tuple[DataFrame, DataFr
     cuts = states.where(~is_left)
     consumers = _consumer_rows(history, cuts)
     starts = events.sparkSession.createDataFrame(_section_rows(history, recoveries, counts))
-    return cuts.unionByName(consumers).unionByName(starts), states.where(is_left), [rows, states]
+    cached = [rows, states] if history.saved is None else [rows, states, history.saved.cached]
+    return cuts.unionByName(consumers).unionByName(starts), states.where(is_left), cached
 
 
 def _with_saved(rows: DataFrame, saved: SavedQueues | None) -> DataFrame:
@@ -168,7 +174,7 @@ def _with_saved(rows: DataFrame, saved: SavedQueues | None) -> DataFrame:
     if saved is None:
         return rows
     nothing = {name: F.lit(None).cast(kind) for name, kind in rows.drop("queue", "sequence", "payload").dtypes}
-    at = {"event": F.lit(saved.after), "code": F.lit(_SAVED).cast("tinyint")}
+    at = {"event": F.lit(saved.after), "code": F.lit(_KNOWN).cast("tinyint")}
     return rows.unionByName(saved.messages.withColumns(nothing | at))
 
 
@@ -349,7 +355,7 @@ def _consumer_rows(history: CutHistory, states: DataFrame) -> DataFrame:
         F.lit(0).alias("detail_code"),
     )
     if history.saved is not None and history.saved.consumers:
-        keys = [(queue, history.after, _SAVED, -1, number, 0, 0) for queue, number in history.saved.consumers]
+        keys = [(queue, history.after, _KNOWN, -1, number, 0, 0) for queue, number in history.saved.consumers]
         own = own.unionByName(own.sparkSession.createDataFrame(keys, own.schema))
     dispatches = _dispatches(history, own)
     rows = own.unionByName(held)

@@ -42,7 +42,8 @@ class Lifetime:
     """State of one message, event by event.
 
     In a MessageRow from here, `arrival` and `delivery` are not positions, but the events of acceptance and of the first
-    dispatch, and `subscription` is the event of the last dispatch. `sections.py` replaces them.
+    dispatch, and `subscription` is the event of the last dispatch. `sections.py` replaces them. A message that begins
+    with a saved row keeps what it has.
     """
 
     def __init__(self, sequence: int, row: MessageRow | None = None, since: int = 0) -> None:

@@ -814,7 +814,11 @@ class QueueAudit:
             holder = message.receiver
             if message.state is HELD and holder is not None:
                 known[holder.since] = message.consumer, holder
-        return [_consumer_row(*known[since]) for since in sorted(known)]
+        rows = [_consumer_row(*known[since]) for since in sorted(known)]
+        for row in rows:
+            # A subscription that another one with its number has replaced has ended, too.
+            row.has_ended |= self.consumers.get(row.number) is not known[row.since][1]
+        return rows
 
     @classmethod
     def begin(cls, cut: QueueCut, stuck_limit: int) -> QueueAudit:

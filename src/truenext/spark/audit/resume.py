@@ -1,6 +1,7 @@
 """Saved cut in Spark: what an audit that goes on needs of the events before, without reading them.
 
 saved rows ──┬──▶ untouched messages: counted, and saved again as they are
+             ├──▶ rows of queues that are cut again (SavedQueues) ───▶ cut_rows.py
              ├──▶ rows of cuts for the sweep ◀── commits since, for messages that were not durable yet
              ├──▶ messages that exist, and which of them are expiring ──▶ events after an end
              └──▶ messages of open batches, as events `accepted` ───────▶ commits and proofs
@@ -151,17 +152,19 @@ class SavedAudit:
         visible = self.opened().transform(with_visibility, commits, proofs)
         opened = (
             self.cut.where("batch is not null")
-            .join(visible.select("sequence", "visible_event", "visible_at"), "sequence", "left")
+            .join(visible.select("queue", "sequence", "visible_event", "visible_at"), ["queue", "sequence"], "left")
             .mapInArrow(_become_durable, from_arrow_schema(_ROWS))
         )
         rows = self.cut.where("batch is null").select(*_ROWS.names).unionByName(opened)
         return _rows_of_cut(rows, self.state)
 
-    def cut_queues(self, queues: Iterable[str], rows: DataFrame, fresh: SectionRow) -> SavedQueues:
-        """Return the saved cut of `queues`, which are cut. `rows` are those of the cut, `fresh` is the beginning of
-        queues without one."""
+    def of_queues(self, queues: Iterable[str], rows: DataFrame, fresh: SectionRow) -> SavedQueues:
+        """Return the saved cut of `queues`. `rows` are those of all queues, with CUT_SCHEMA; `fresh` is the beginning
+        of queues without any."""
         names = [*queues]
-        rows = rows.where(F.col("queue").isin(*names))
+        # Read more than once.
+        rows = cache_rows(rows.where(F.col("queue").isin(*names)))
+        rows.count()
         is_message = F.col("code") == int(CutCode.SAVED)
         sections = dict.fromkeys(names, fresh)
         consumers: defaultdict[tuple[str, int], list[ConsumerRow]] = defaultdict(list)
@@ -184,7 +187,7 @@ class SavedAudit:
                 section.queue.start_flags = fresh.queue.start_flags
         reset = with_beginnings(self.state.marks, [(self.state.first_event, self.state.last_event)])[-1]
         messages = rows.where(is_message).select("queue", "sequence", "payload")
-        return SavedQueues(self.state.last_event, reset, sections, consumers, messages, untouched)
+        return SavedQueues(self.state.last_event, reset, sections, consumers, messages, untouched, rows)
 
     def fresh(self, *, is_recovered: bool) -> SectionRow:
         """Return the beginning of a queue that has no row in the cut. `is_recovered` says whether the run of the last
@@ -308,9 +311,9 @@ def saved_rows(swept: DataFrame, accepted: DataFrame, commits: DataFrame, run: i
         accepted.where((F.col("kind") == "accepted") & (F.col("batch") > 0) & (F.col("run") == run))
         .crossJoin(F.broadcast(durable))
         .where("batch > durable")
-        .select("sequence", F.col("run").cast("int"), F.col("batch").cast("bigint"))
+        .select("queue", "sequence", F.col("run").cast("int"), F.col("batch").cast("bigint"))
     )
-    return swept.join(opened, "sequence", "left").select(*SAVED_COLUMNS)
+    return swept.join(opened, ["queue", "sequence"], "left").select(*SAVED_COLUMNS)
 
 
 def reset_marks(marks: Sequence[TimelineRow]) -> tuple[TimelineRow, ...]:

@@ -79,7 +79,8 @@ class SectionPlan:
         return rows.where(F.col("queue").isin(*self.totals))
 
     def cuts(self) -> dict[str, dict[int, int]]:
-        """Return the column `section` by first event, of all sections but the first, by queue."""
+        """Return the column `section` by first event and queue, of all sections that a cut begins: in whole histories
+        all but the first of each queue."""
         cuts: dict[str, dict[int, int]] = {queue: {} for queue in self.totals}
         for number, each in enumerate(self.sections):
             if each.first:
@@ -109,19 +110,27 @@ def section_plan(
     rows = of_queues.where(F.col("queue").isin(*queues)).groupBy("queue", _grain(bits).alias("grain")).agg(*_counts())
     grains = [Grain(*row) for row in rows.orderBy("queue", "grain").collect()]
     by_queue = {queue: [*some] for queue, some in groupby(grains, key=attrgetter("queue"))}
-    first = 0 if saved is None else limits[0][0]
-    grouped: dict[str, int] = (
-        {} if saved is None else dict(saved.where("group <> 0").groupBy("queue").count().collect())
-    )
-    sections = [
-        each
+    first, waiting = (0, {}) if saved is None else (limits[0][0], _waiting(saved))
+    sections_of = {
+        queue: [*queue_sections(some, bits, section_events, first, *waiting.get(queue, ()))]
         for queue, some in by_queue.items()
-        for each in queue_sections(some, bits, section_events, first, grouped.get(queue, 0))
-    ]
+    }
+    # One section is a whole queue, at more cost.
+    by_queue = {queue: some for queue, some in by_queue.items() if len(sections_of[queue]) > 1}
+    if not by_queue:
+        return None
+    sections = [each for queue in by_queue for each in sections_of[queue]]
     totals = {queue: sum(each.events for each in some) for queue, some in by_queue.items()}
     brokers = {queue: some[0].grain << bits >> NUMBER_BITS for queue, some in by_queue.items()}
     table = _table(sections, {queue: _all_grains(limits[each], each, bits) for queue, each in brokers.items()}, bits)
     return SectionPlan(sections, totals, brokers, events.sparkSession.createDataFrame(table), bits)
+
+
+def _waiting(saved: DataFrame) -> dict[str, tuple[int, int]]:
+    """Return for each queue of a saved cut the number of its messages, and of those that have a group."""
+    is_message = F.col("sequence").isNotNull()
+    counts = saved.groupBy("queue").agg(F.count_if(is_message), F.count_if(is_message & (F.col("group") != 0)))
+    return {queue: (messages, grouped) for queue, messages, grouped in counts.collect()}
 
 
 def _grain(bits: int) -> Column:
@@ -141,13 +150,14 @@ def _counts() -> list[Column]:
 
 
 def queue_sections(
-    grains: Sequence[Grain], bits: int, section_events: int, first: int = 0, grouped: int = 0
+    grains: Sequence[Grain], bits: int, section_events: int, first: int = 0, backlog: int = 0, grouped: int = 0
 ) -> Iterable[Section]:
     """Yield the sections of one queue, from the event `first` on. Each has at least `section_events` events, and at
-    least as many as messages of groups may wait at any of its grains. `grouped` messages of groups wait at first."""
+    least as many as messages of groups may wait at any of its grains. `backlog` messages are there at first, of which
+    `grouped` have a group."""
     left = sum(each.events for each in grains)
     section = Section(grains[0].queue, first, 0, 0, 0, 0)
-    backlog = largest = grouped
+    largest = grouped
     arrivals = ticks = paused = resumed = 0
     yield section
     for each in grains:

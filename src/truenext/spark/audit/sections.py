@@ -194,7 +194,9 @@ class Subscription:
         self.plain_dispatches: list[int] = []
         """Dispatches to the consumer while the subscription existed, if it is not exclusive."""
         self._known = [structs.replace(each) for each in known]
-        self.spans += ((each.since, since + 1 if each.has_ended else NEVER) for each in known)
+        self.spans += ((each.since, since + 1) for each in known)
+        if known and not known[-1].has_ended:
+            self.spans[-1] = known[-1].since, NEVER
         first = since + 1 if known else rows[0].event
         steps = merge(rows, resets[bisect_left(resets, first, key=_EVENT) :], key=_EVENT)
         pending = iter(cuts[bisect_left(cuts, first) :])
