@@ -203,6 +203,25 @@ def test_spark_finds_in_each_piece_what_is_found_without_it(section_events: int,
 
 
 @pytest.mark.drawn
+def test_sections_behind_a_state_follow_a_start_and_a_message_of_two_queues(frame: Frame, tmp_path: Path) -> None:
+    """Fixed: message 40, which was not durable at the cut, had two saved rows, and each of them twice."""
+    story = Story(mode="client pulling", messages=12, window=3).request(3)
+    story.add("accepted", sequence=30, priority=9, persistent=True, size=1, batch=0, group=7)
+    story.add("accepted", sequence=40, priority=4, persistent=True, size=1, batch=5)
+    story.dispatch(30).add("dispatched", queue="another", sequence=40, consumer=9, deliveries=1)
+    cuts = [story.events[-1]["event"] + 1]
+    story.add("committed", queue=None, batch=5).dispatch(1, 2).acknowledge(30, 1, 2).request(9).dispatch(*range(3, 7))
+    story.acknowledge(*range(3, 7)).add("run-started", queue=None, reason="clean", run=2)
+    cuts.append(story.events[-1]["event"] + 1)
+    story.add("recovered", count=7, run=2).subscribe(2, window=9).dispatch(*range(7, 13), 40, to=2)
+    story.acknowledge(*range(7, 13)).accept(*range(50, 60)).dispatch(*range(50, 60), to=2)
+    events = [each | {"run": 2 if each["event"] >= cuts[1] else each["run"]} for each in story.events]
+    for some in (cuts, cuts[:1]):
+        found = judge_by_spark(frame, events, some, tmp_path / str(len(some)), section_events=4)
+        assert found == expected_in_pieces(events, some)
+
+
+@pytest.mark.drawn
 def test_command_judges_each_event_once_and_appends_tables_and_pages(frame: Frame, tmp_path: Path) -> None:
     """Three audits of a growing history, and one of no new events."""
     history, wrong = serve(two_buckets, 1, messages=60)
