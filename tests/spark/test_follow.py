@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from tests.integration.broker_process import BrokerProcess
 from tests.spark import planted_histories
 from tests.spark.histories import Event, RandomHistory, joined
+from tests.spark.pieces import judge_in_pieces
 from tests.spark.plain import counted
 from tests.spark.planted_histories import planted_history
 from tests.spark.queues import url
@@ -66,7 +67,7 @@ class Step(NamedTuple):
 
 STEPS = {
     "audit": Step(follow_module, "audit"),
-    "second write": Step(follow_module, "path_to_write", call=2),
+    "second write": Step(follow_module, "write_part", call=2),
     "tables": Step(Follower, "_rows"),
     "report": Step(Follower, "_send"),
     "sent": Step(Follower, "_send", is_behind=True),
@@ -186,11 +187,12 @@ def test_each_planted_fault_is_told_once_by_seven_audits_with_a_state(
 ) -> None:
     print(f"TRUENEXT_SEED={SEED}")
     told: Counter[str] = Counter()
-    for piece in in_seven(planted, random.Random(SEED)):
+    parts = in_seven(planted, random.Random(SEED))
+    for piece in parts:
         write_history(tmp_path / "history", piece)
         (verdict,) = run_audit([str(tmp_path)], state=tmp_path / "state", out=tmp_path / "out")
         told.update({each.kind: each.count for each in verdict.findings})
-    check_told(planted, tmp_path, told)
+    check_told(planted, parts, tmp_path, told)
 
 
 @long
@@ -202,7 +204,8 @@ def test_each_planted_fault_is_told_once_by_a_query_that_is_killed_at_every_step
     (tmp_path / "broker").mkdir()
     with BrokerProcess(tmp_path / "broker").running() as broker:
         report = {"url": url(broker), "queue": "findings"}
-        for number, piece in enumerate(in_seven(planted, random.Random(SEED))):
+        parts = in_seven(planted, random.Random(SEED))
+        for number, piece in enumerate(parts):
             write_history(tmp_path / "history", piece)
             for step in steps_of(number):
                 with killed_at(step), pytest.raises(Killed):
@@ -211,7 +214,7 @@ def test_each_planted_fault_is_told_once_by_a_query_that_is_killed_at_every_step
         sent = reported(broker)
     with StateFolder.locked(tmp_path / "state") as state:
         verdict = verdict_of(state.read())
-    check_told(planted, tmp_path, Counter({each.kind: each.count for each in verdict.findings}))
+    check_told(planted, parts, tmp_path, Counter({each.kind: each.count for each in verdict.findings}))
     check_reported(sent, tmp_path / "out")
 
 
@@ -221,9 +224,11 @@ def steps_of(number: int) -> list[str]:
     return [*steps, cleaned if number % 2 else told]
 
 
-def check_told(events: list[Event], folder: Path, told: Counter[str]) -> None:
-    """Check that the tables below `folder`, and the counts of verdicts, are those of an audit without cuts."""
-    assert found_in(folder / "out") == findings_of(events)
+def check_told(events: list[Event], parts: list[list[Event]], folder: Path, told: Counter[str]) -> None:
+    """Check that the tables below `folder` are those of audits of the parts, and the counts of verdicts those of an
+    audit without cuts. A part that ends behind a start tells its losses at its end, the whole one at a later event."""
+    found = chain.from_iterable(judge_in_pieces(events, [each[0]["event"] for each in parts[1:]]))
+    assert found_in(folder / "out") == sorted((each.kind, queue, each.event, each.sequence) for queue, each in found)
     expected: Counter[str] = Counter()
     for (kind, _), count in counted(planted_histories.findings_of(events)).items():
         expected[kind] += count
