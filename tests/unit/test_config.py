@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from truenext.broker.config import Configuration, configure, format_value, toml_header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.model.limits import CONFIGURATION_BYTES_MAX, DATABASE_PATIENCE_MS_MIN, FAILOVER_AFTER_MS_MIN
+from truenext.model.limits import (
+    CONFIGURATION_BYTES_MAX,
+    DATABASE_PATIENCE_MS,
+    DATABASE_PATIENCE_MS_MIN,
+    FAILOVER_AFTER_MS_MIN,
+)
 from truenext.model.policy import Policies, Policy, WhenFull
 from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
 
@@ -468,13 +473,15 @@ PATTERNS = st.builds(
 )
 
 
-ON_DISK = {"data", "disk_limit", "store", "schema", "database_limit", "member"}
+ON_DISK = {"data", "disk_limit", "backup_dir", "store", "schema", "database_limit", "member"}
 
 
 def is_possible(of_broker: dict[str, Any]) -> bool:
     kept_on_disk = ON_DISK & of_broker.keys() or of_broker.get("history")
     is_complete = not of_broker.get("store") or {"schema", "database_limit"} <= of_broker.keys()
-    return is_complete and (not of_broker.get("memory") or not kept_on_disk)
+    patience = of_broker.get("database_patience_ms", DATABASE_PATIENCE_MS)
+    is_patient = of_broker.get("failover_after_ms", 0) <= patience
+    return is_complete and is_patient and (not of_broker.get("memory") or not kept_on_disk)
 
 
 def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:
