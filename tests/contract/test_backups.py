@@ -45,7 +45,7 @@ FLIPS = int(os.environ.get("TRUENEXT_FLIPS", "40"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
 
-@pytest.mark.timeout(60 + 2 * COUNT)
+@pytest.mark.timeout(60 + 6 * COUNT)
 def test_backup_under_batches_is_the_state_of_exactly_its_batch(tmp_path: Path) -> None:
     # C29.2, C29.8
     print(f"\nseed {SEED}, {COUNT} backups")
