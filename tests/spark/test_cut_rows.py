@@ -536,7 +536,7 @@ FAULTS = [
     ),
     Fault("saved consumer without events ends at once", rows_module, "_end_of_consumer", "else after + 1", "else 0"),
     Fault("saved consumers that pull forgotten", rows_module, "_pulling", "ConsumerFlags.PULLS", "0"),
-    Fault("gap before the saved cut forgotten", CutHistory, "resets_before", "else [saved.reset]", "else []"),
+    Fault("gap before the saved cut forgotten", CutHistory, "resets_before", "[self.saved.reset]", "[]"),
     Fault("recovery over the saved cut forgotten", rows_module, "_open_starts", "row.expected is not None", "False"),
     Fault("messages that it must find forgotten", rows_module, "_known_counts", "row.expected is not None", "False"),
     Fault("arrivals before the saved cut forgotten", rows_module, "_section_rows", "begun.queue.arrivals + ", ""),

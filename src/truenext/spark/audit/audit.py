@@ -288,9 +288,9 @@ class _Marked:
 
     table: DataFrame
     rows_with_ends: list[TimelineRow]
-    """All of them, in order."""
+    """Starts, gaps and ends, in order."""
     rows: list[TimelineRow]
-    """Those that the audit judges: of a history that goes on without its end for now."""
+    """Rows that the audit judges: without the end, if the history goes on."""
     goes_on: bool
 
     @property
@@ -367,9 +367,9 @@ class _Judged:
     """Results of the sweep over all queues."""
 
     messages: DataFrame
-    """Its rows `message`."""
+    """Rows `message` of the sweep."""
     others: DataFrame
-    """Its other rows, which are few and read often."""
+    """Rows `finding` and `depth`, which are few and read often."""
     saved: DataFrame
     counts: dict[int, list[Row]]
     """Rows of `_count_findings` by the number of the broker."""

@@ -120,9 +120,9 @@ class CutHistory:
 
     def resets_before(self) -> list[TimelineRow]:
         """Return the last start or gap before the history, if a dispatch may still tell something since."""
-        saved = self.saved
-        is_known = saved is None or all(each.queue.knows_exclusive for each in saved.queues.values())
-        return [] if saved is None or is_known else [saved.reset]
+        if self.saved is None or all(each.queue.knows_exclusive for each in self.saved.queues.values()):
+            return []
+        return [self.saved.reset]
 
     def resets_of(self, queue: str) -> list[TimelineRow]:
         return [each for each in self.marks_of(queue) if each.code in RESETS]
