@@ -537,18 +537,18 @@ FAULTS = [
     Fault("saved consumer without events ends at once", rows_module, "_end_of_consumer", "else after + 1", "else 0"),
     Fault("saved consumers that pull forgotten", rows_module, "_pulling", "ConsumerFlags.PULLS", "0"),
     Fault("gap before the saved cut forgotten", CutHistory, "resets_before", "[self.saved.reset]", "[]"),
-    Fault("recovery over the saved cut forgotten", rows_module, "_open_starts", "row.expected is not None", "False"),
-    Fault("messages that it must find forgotten", rows_module, "_known_counts", "row.expected is not None", "False"),
-    Fault("arrivals before the saved cut forgotten", rows_module, "_section_rows", "begun.queue.arrivals + ", ""),
-    Fault("events before the saved cut forgotten", rows_module, "_section_rows", "begun.queue.ticks + each", "each"),
-    Fault("saved total forgotten", rows_module, "_section_rows", "begun.queue.ticks + plan", "plan"),
-    Fault("saved consumers unknown", rows_module, "_section_rows", "= begun.queue.knows_consumers,", "= False,"),
+    Fault("recovery over the saved cut forgotten", rows_module, "_open_starts", "history.unrecovered()", "{}"),
+    Fault("messages that it must find forgotten", rows_module, "_known_counts", "history.unrecovered()", "{}"),
+    Fault("arrivals before the saved cut forgotten", rows_module, "_section_rows", "beginning.queue.arrivals + ", ""),
+    Fault("events before the saved cut forgotten", rows_module, "_section_rows", "beginning.queue.ticks + each", "each"),
+    Fault("saved total forgotten", rows_module, "_section_rows", "beginning.queue.ticks + plan", "plan"),
+    Fault("saved consumers unknown", rows_module, "_section_rows", "= beginning.queue.knows_consumers,", "= False,"),
     Fault(
-        "exclusive saved consumers unknown", rows_module, "_section_rows", ", begun.queue.knows_exclusive", ", False"
+        "exclusive saved consumers unknown", rows_module, "_section_rows", ", beginning.queue.knows_exclusive", ", False"
     ),
-    Fault("saved pause forgotten", rows_module, "_section_rows", "row.is_paused = begun.queue.is_paused", "pass"),
+    Fault("saved pause forgotten", rows_module, "_section_rows", "row.is_paused = beginning.queue.is_paused", "pass"),
     Fault("saved pause kept", rows_module, "_section_rows", " and not each.resumed", ""),
-    Fault("idle time over the saved cut forgotten", rows_module, "_section_rows", "= begun.idle", "= None"),
+    Fault("idle time over the saved cut forgotten", rows_module, "_section_rows", "= beginning.idle", "= None"),
     Fault(
         "idle time over the saved cut in each section", rows_module, "_section_rows", "if number == 0 or", "if True or"
     ),

@@ -110,6 +110,11 @@ class CutHistory:
         """Return the state of the queue before the history."""
         return WHOLE if self.saved is None else self.saved.queues[queue]
 
+    def unrecovered(self) -> dict[str, QueueRow]:
+        """Return the state of each queue that, at the saved cut, had not recovered from its last start."""
+        queues = {queue: self.beginning(queue).queue for queue in self.plan.totals}
+        return {queue: row for queue, row in queues.items() if row.expected is not None}
+
     def dispatches_before(self, queue: str) -> int:
         """Return the number of first dispatches before the history."""
         return self.beginning(queue).queue.first_dispatches
@@ -216,18 +221,16 @@ def _recoveries(history: CutHistory) -> Recoveries:
 
 def _open_starts(history: CutHistory) -> dict[str, list[TimelineRow]]:
     """Return the start before the history of each queue that had not recovered from it at the saved cut."""
-    queues = {queue: history.beginning(queue).queue for queue in history.plan.totals}
     return {
         queue: [TimelineRow(row.start_event, 0, EventCode.RUN_STARTED, number=row.start_flags)]
-        for queue, row in queues.items()
-        if row.expected is not None
+        for queue, row in history.unrecovered().items()
     }
 
 
 def _known_counts(history: CutHistory) -> Counts:
     """Return what the starts before the history must find."""
-    queues = {queue: history.beginning(queue).queue for queue in history.plan.totals}
-    return {(queue, row.start_event + 1): row.expected for queue, row in queues.items() if row.expected is not None}
+    expected = {(queue, row.start_event + 1): row.expected for queue, row in history.unrecovered().items()}
+    return {point: counts for point, counts in expected.items() if counts is not None}
 
 
 def _with_losses(
@@ -520,15 +523,15 @@ def _section_rows(history: CutHistory, recoveries: Recoveries, counts: Counts) -
     resets = {queue: history.resets_of(queue) for queue in plan.totals}
     rows = []
     for number, each in enumerate(plan.sections):
-        begun = history.beginning(each.queue)
+        beginning = history.beginning(each.queue)
         reset = last_before(resets[each.queue], each.first)
-        row = QueueRow(begun.queue.arrivals + each.arrivals, 0, begun.queue.ticks + each.ticks)
+        row = QueueRow(beginning.queue.arrivals + each.arrivals, 0, beginning.queue.ticks + each.ticks)
         if reset is None:
-            row.knows_consumers, row.knows_exclusive = begun.queue.knows_consumers, begun.queue.knows_exclusive
+            row.knows_consumers, row.knows_exclusive = beginning.queue.knows_consumers, beginning.queue.knows_exclusive
         else:
             row.knows_consumers = row.knows_exclusive = reset.code == EventCode.RUN_STARTED
         if reset is None and not each.paused and not each.resumed:
-            row.is_paused = begun.queue.is_paused
+            row.is_paused = beginning.queue.is_paused
         else:
             row.is_paused = each.paused > max(each.resumed, reset.event if reset is not None else 0)
         for start, until in recoveries.get(each.queue, ()):
@@ -537,9 +540,9 @@ def _section_rows(history: CutHistory, recoveries: Recoveries, counts: Counts) -
                 row.start_flags, row.start_event = start.number, start.event
         following = plan.sections[number + 1] if number + 1 < len(plan.sections) else None
         end = following.first if following is not None and following.queue == each.queue else NEVER
-        section = SectionRow(each.first, row, end, begun.queue.ticks + plan.totals[each.queue])
+        section = SectionRow(each.first, row, end, beginning.queue.ticks + plan.totals[each.queue])
         if number == 0 or plan.sections[number - 1].queue != each.queue:
-            section.idle = begun.idle
+            section.idle = beginning.idle
         place = (each.queue, number, each.first - 1)
         rows.append((*place, int(CutCode.SECTION), -1, -1, 0, encode(section)))
         if untouched := 0 if history.saved is None else history.saved.untouched.get(each.queue, 0):
