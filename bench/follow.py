@@ -32,6 +32,8 @@ _IDLE_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
 _BUSY_SHARE = 0.2
 """Share of a core above which a query works through a micro-batch."""
+_QUIET_SECONDS = 20.0
+"""Seconds without work after which no micro-batch is left: between two of them are few seconds."""
 _CATCH_UP_SECONDS = 300.0
 _BATCH = 500
 _PLANTED = """
@@ -77,7 +79,7 @@ def main() -> None:
                 f"planted inversion at half of the rate: told after {statistics.median(delays):.1f} s, p95 {p95:.1f} s"
             )
             began = time.monotonic()
-            while _share(query, _PAUSE_SECONDS) > _BUSY_SHARE and time.monotonic() - began < _CATCH_UP_SECONDS:
+            while _share(query, _QUIET_SECONDS) > _BUSY_SHARE and time.monotonic() - began < _CATCH_UP_SECONDS:
                 pass
             waited = time.monotonic() - began
             print(f"{'caught up' if waited < _CATCH_UP_SECONDS else 'still busy'} after {waited:.0f} s without load")
