@@ -540,11 +540,17 @@ FAULTS = [
     Fault("recovery over the saved cut forgotten", rows_module, "_open_starts", "history.unrecovered()", "{}"),
     Fault("messages that it must find forgotten", rows_module, "_known_counts", "history.unrecovered()", "{}"),
     Fault("arrivals before the saved cut forgotten", rows_module, "_section_rows", "beginning.queue.arrivals + ", ""),
-    Fault("events before the saved cut forgotten", rows_module, "_section_rows", "beginning.queue.ticks + each", "each"),
+    Fault(
+        "events before the saved cut forgotten", rows_module, "_section_rows", "beginning.queue.ticks + each", "each"
+    ),
     Fault("saved total forgotten", rows_module, "_section_rows", "beginning.queue.ticks + plan", "plan"),
     Fault("saved consumers unknown", rows_module, "_section_rows", "= beginning.queue.knows_consumers,", "= False,"),
     Fault(
-        "exclusive saved consumers unknown", rows_module, "_section_rows", ", beginning.queue.knows_exclusive", ", False"
+        "exclusive saved consumers unknown",
+        rows_module,
+        "_section_rows",
+        ", beginning.queue.knows_exclusive",
+        ", False",
     ),
     Fault("saved pause forgotten", rows_module, "_section_rows", "row.is_paused = beginning.queue.is_paused", "pass"),
     Fault("saved pause kept", rows_module, "_section_rows", " and not each.resumed", ""),

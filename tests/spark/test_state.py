@@ -32,6 +32,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import audit
 from truenext.spark.audit.command import run_audit
 from truenext.spark.audit.continued import write_part
+from truenext.spark.audit.cut import QueueRow
 from truenext.spark.audit.model import EventCode, Finding
 from truenext.spark.audit.queue_audit import QueueAudit
 from truenext.spark.audit.resume import SavedAudit
@@ -430,7 +431,7 @@ FAULTS = [
     Fault("idle time told late", QueueAudit, "stop", "message is not None and", "False and"),
     Fault("start forgotten", QueueAudit, "stop", "self.become_visible(event - 1)", "self.expected = None"),
     Fault("idle time forgotten", QueueAudit, "_restore_idle_time", "idle.event, idle.at", "idle.event, cut.event"),
-    Fault("end of a recovery forgotten", _SectionAudit, "_begin", "= self.fresh.queue.start_flags", "= 0"),
+    Fault("end of a recovery forgotten", QueueRow, "refresh_start", "= fresh.start_flags", "= 0"),
     Fault("holder forgotten", _SectionAudit, "add", "[sequence] = message.subscription", "[sequence] = 0"),
     Fault("consumers forgotten", _SectionAudit, "_saved_section", "for each in cut.consumers", "for each in ()"),
     Fault(

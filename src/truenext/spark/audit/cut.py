@@ -36,6 +36,12 @@ class QueueRow(msgspec.Struct):
     """Flags of that start; 0 if `expected` is None."""
     start_event: int = 0
 
+    def refresh_start(self, fresh: QueueRow) -> None:
+        """Take the flags of the start from `fresh`, the state of a queue without rows in the cut: meanwhile the run may
+        have finished its recovery."""
+        if self.expected is not None and self.start_event == fresh.start_event:
+            self.start_flags = fresh.start_flags
+
 
 class ConsumerRow(msgspec.Struct):
     """State of a consumer at a cut. A consumer that has ended has a row while messages are held that it got."""

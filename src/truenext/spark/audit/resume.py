@@ -182,9 +182,7 @@ class SavedAudit:
         for some in consumers.values():
             some.sort(key=attrgetter("since"))
         for section in sections.values():
-            if section.queue.start_event == fresh.queue.start_event:
-                # Meanwhile the run may have finished its recovery.
-                section.queue.start_flags = fresh.queue.start_flags
+            section.queue.refresh_start(fresh.queue)
         reset = with_beginnings(self.state.marks, [(self.state.first_event, self.state.last_event)])[-1]
         messages = rows.where(is_message).select("queue", "sequence", "payload")
         return SavedQueues(self.state.last_event, reset, sections, consumers, messages, untouched, rows)

@@ -221,9 +221,7 @@ class _SectionAudit:
         self.consumers.sort(key=lambda each: each.since)
         queue = msgspec.structs.replace(self.start.queue)
         queue.knows_exclusive |= self.has_gap_dispatch
-        if queue.expected is not None and queue.start_event == self.fresh.queue.start_event:
-            # Meanwhile the run may have finished its recovery.
-            queue.start_flags = self.fresh.queue.start_flags
+        queue.refresh_start(self.fresh.queue)
         cut = QueueCut(self.start.first, queue, self.consumers, self.messages, self.start.idle, self.untouched)
         audit = QueueAudit.begin(cut, self.stuck_limit)
         self.messages, self.consumers = [], []
