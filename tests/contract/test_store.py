@@ -838,6 +838,10 @@ def _content_of(record: bytes) -> bytes:
 # Random histories
 
 
+SIZE_MAX = 1 << 30
+"""Number, or bytes, of messages of a page that has all of them."""
+
+
 @dataclass
 class Model:
     """store.py once more, as plainly as it can be said."""
@@ -866,7 +870,12 @@ class Model:
             self.messages = {k: (record, kept) for k, (record, kept) in self.messages.items() if kept}
             self.marks = {k: mark for k, mark in self.marks.items() if k in self.messages}
             self.causes = {k: causes for k, causes in self.causes.items() if k in self.messages}
-            self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
+            self._drop_contents()
+
+    def _drop_contents(self) -> None:
+        """Remove contents that no message refers to any more."""
+        references = self.references()
+        self.contents = {k: record for k, record in self.contents.items() if k in references}
 
     def references(self) -> Counter[bytes]:
         """Return the number of messages that refer to each content."""
@@ -928,7 +937,7 @@ class Model:
             self.used.update(changes[kind])
         all_puts = changes["puts"] | changes["transient_puts"]
         self.contents |= {k: record for k, record in all_puts.items() if k.startswith(CONTENTS_LANE_KEY)}
-        self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
+        self._drop_contents()
         self.marks.update(
             {k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS_LANE_KEY)}
         )
@@ -957,12 +966,14 @@ class Model:
             assert list(map(_shown, found)) == [
                 self._shown(one, record) for one in lanes.get(lane, []) for record in [self.messages[one][0]]
             ]
-        known = store.read_messages([one for one in self.used if not one.startswith(CONTENTS_LANE_KEY)])
+        every = [one for one in self.used if not one.startswith(CONTENTS_LANE_KEY)]
+        known = store.read_messages(every, size_max=SIZE_MAX)
         assert list(map(_shown, known.messages)) == [
             self._shown(one, record) for one, (record, _) in sorted(self.messages.items())
         ]
         references = self.references()
-        assert [(m.key, m.record, m.mark) for m in store.read_page(CONTENTS_LANE_KEY, 0, 1000).messages] == [
+        contents = store.read_page(CONTENTS_LANE_KEY, 0, SIZE_MAX, size_max=SIZE_MAX).messages
+        assert [(m.key, m.record, m.mark) for m in contents] == [
             (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())
         ]
 
