@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from tests.contract.test_history import ORDERS, RecordedEngine, busy, of_version
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import HistoryError
 from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files, write_by_date
+from truenext.history.export import main as export_main
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files, parquet_files
 from truenext.history.table import arrow_table_of
@@ -222,6 +224,29 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     assert re.search(
         r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9 to 14", line
     )
+
+
+def test_folder_that_is_moved_while_it_is_exported_gets_its_history_and_a_new_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: the process of a killed broker made the folder again, and its new broker had the old events before a
+    gap."""
+    data, moved = tmp_path / "data", tmp_path / "moved"
+    data.mkdir()
+    write(data, busy(random.Random(1), steps=4)).close()
+    (data / "0000000000001000.history").touch()
+
+    def write_in_moved_folder(table: pa.Table, folder: Path, stem: str) -> list[Path]:
+        data.rename(moved)
+        return write_by_date(table, folder, stem)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.nice", lambda _: None)
+    monkeypatch.setattr("truenext.history.export.write_by_date", write_in_moved_folder)
+    export_main(data, 1_000_000, 30_000)
+    assert not data.exists()
+    assert [each.suffix for each in moved.glob("*.history")] == [".history"]
+    assert read_parquet(moved / EVENTS_FOLDER)
 
 
 def test_a_recording_of_the_examples_begins_with_the_start_of_a_run_in_this_format() -> None:

@@ -159,11 +159,18 @@ def _read_table(path: Path) -> pa.Table:
 def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
     try:
-        for _ in export_closed_files(folder):
+        # A data folder may be moved after its broker was killed, and a new one made in its place. The old history must
+        # not get there.
+        os.chdir(folder)
+    except OSError as error:
+        logger.error("history not exported", extra={"error": str(error)})
+        return
+    try:
+        for _ in export_closed_files(Path()):
             pass
     except (HistoryError, OSError) as error:
-        logger.error("history not exported", extra={"error": str(error)})
-    try_to_delete_old_files(folder, bytes_max, days_max)
+        logger.error("history not exported", extra={"error": f"{folder}: {error}"})
+    try_to_delete_old_files(Path(), bytes_max, days_max)
 
 
 if __name__ == "__main__":
