@@ -446,6 +446,7 @@ def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
     )
 
 
+@pytest.mark.alternates("salvage")
 def test_a_missing_segment_is_named_and_the_others_are_read(data: Path, content: Content) -> None:
     _, second, third, *_ = segments(data)
     second.unlink()
@@ -591,6 +592,7 @@ def first_message(data: Path, database: str = "messages") -> tuple[bytes, bytes]
     return found[0]
 
 
+@pytest.mark.alternates("salvage")
 def test_a_damaged_message_is_named_and_left_out(data: Path, content: Content) -> None:
     name, record = first_message(data)
     replace(data, "messages", name, record[:-1] + bytes([record[-1] ^ 1]))
@@ -614,6 +616,7 @@ def expect_all_but(exported: Content, content: Content, lost: Iterable[bytes]) -
     assert exported == content._replace(shelf={lane: of_lane for lane, of_lane in shelf.items() if of_lane})
 
 
+@pytest.mark.alternates("salvage")
 @one_of("value", VALUES, ids=VALUES)
 def test_without_a_small_value_nothing_else_is_lost(data: Path, content: Content, value: str) -> None:
     database, _, name = value.partition(" ")
@@ -632,6 +635,7 @@ def test_a_salt_is_not_worked_out_from_one_frame_alone(tmp_path: Path) -> None:
     assert any("cannot be read without the salt" in line for line in check(tmp_path / "data"))
 
 
+@pytest.mark.alternates("salvage")
 def test_counts_are_compared_with_the_messages_that_exist(data: Path, content: Content) -> None:
     marks: list[bytes] = []
     rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
@@ -653,6 +657,7 @@ def test_a_mark_whose_message_is_missing_is_named(data: Path) -> None:
     )
 
 
+@pytest.mark.alternates("salvage")
 def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, content: Content) -> None:
     name = message_key(lane_key(1, 5), SEQUENCE_LIMIT)
     checkpoint = Checkpoint(data / "lmdb")
@@ -666,6 +671,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
     assert recovered_of(data.parent / "new").sequence_limit > SEQUENCE_LIMIT
 
 
+@pytest.mark.alternates("salvage")
 @one_of("database", NAMES, ids=NAMES)
 def test_database_whose_root_is_lost_costs_its_own_entries_only(data: Path, content: Content, database: str) -> None:
     overwrite(data, root_of(data, database.encode()))
@@ -710,6 +716,7 @@ def test_without_the_page_that_leads_to_the_databases_the_journal_is_saved(data:
         }.items()
 
 
+@pytest.mark.alternates("salvage")
 def test_leaf_that_cannot_be_read_costs_its_own_messages_only(data: Path, content: Content) -> None:
     compact(data)
     leaves = leaves_of(data, b"messages")
@@ -719,6 +726,7 @@ def test_leaf_that_cannot_be_read_costs_its_own_messages_only(data: Path, conten
     expect_all_but(export(data), content, [name for name in names if sequence_of(name) in content.shelf[name[:5]]])
 
 
+@pytest.mark.alternates("salvage")
 def test_leaf_of_marks_that_cannot_be_read_costs_its_own_marks_only(tmp_path: Path) -> None:
     """The keys behind it are read backwards, and their messages forwards."""
     keys = [key(sequence) for sequence in range(1, 800)]
@@ -759,6 +767,7 @@ def enlarge_value(data: Path) -> bytes:
     raise AssertionError("no value has pages of its own")
 
 
+@pytest.mark.alternates("salvage")
 def test_value_that_ends_the_process_of_lmdb_costs_one_message_and_is_named(data: Path, content: Content) -> None:
     compact(data)
     name = enlarge_value(data)
@@ -810,6 +819,7 @@ def test_page_that_is_neither_free_nor_in_use_is_named(data: Path) -> None:
     assert any("LMDB says " in line for line in check(data))
 
 
+@pytest.mark.alternates("salvage")
 def test_page_with_a_wrong_number_is_named_and_costs_nothing(data: Path, content: Content) -> None:
     """LMDB does not look at it until it writes; then it would write over another page."""
     root = root_of(data, b"messages")

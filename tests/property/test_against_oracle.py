@@ -17,7 +17,7 @@ from tests.property.oracle import Retries
 from truenext.model.commands import AckMode
 from truenext.model.policy import ExpiryAction, StoreAndDispatch
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "14"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "10"))
 """Number of examples of each machine: a tenth by Hypothesis, which shrinks failures, the rest plainly, at a third of
 the cost."""
 

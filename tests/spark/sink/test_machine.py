@@ -14,7 +14,7 @@ import pytest
 from tests.spark.sink.machine import Machine
 from truenext.testing import blocking_broker
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "15"))
 
 
 @pytest.mark.timeout(300 + EXAMPLES)

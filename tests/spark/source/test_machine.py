@@ -16,7 +16,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.spark.source.machine import BrokerOfProcess, Here, Machine
 from truenext.testing import blocking_broker
 
-EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "15"))
 
 
 @pytest.mark.timeout(300 + EXAMPLES)
