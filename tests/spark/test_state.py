@@ -143,7 +143,12 @@ def test_message_that_becomes_durable_after_the_cut_is_judged_by_its_commit() ->
 
 
 def judge_by_spark(
-    frame: Frame, events: list[Event], cuts: list[int], folder: Path, section_events: int = SECTION_EVENTS
+    frame: Frame,
+    events: list[Event],
+    cuts: list[int],
+    folder: Path,
+    section_events: int = SECTION_EVENTS,
+    queue: str | None = None,
 ) -> list[tuple[list[tuple[Any, ...]], ...]]:
     """Return for the tables of each piece what `listed`, `places` and `depths` return."""
     saved: SavedAudit | None = None
@@ -151,7 +156,8 @@ def judge_by_spark(
     for number, known in enumerate(pieces(events, cuts)):
         history = frame(known)
         assert saved is None or saved.has_new_events(history)
-        results = audit(history, stuck_seconds=STUCK_SECONDS, goes_on=True, saved=saved, section_events=section_events)
+        options: dict[str, Any] = {"stuck_seconds": STUCK_SECONDS, "goes_on": True, "section_events": section_events}
+        results = audit(history, queue=queue, saved=saved, **options)
         found.append((listed(results.tables), places(results.tables), depths(results.tables)))
         assert results.next is not None
         path = str(folder / f"cut-{number}")
@@ -201,6 +207,18 @@ def test_spark_finds_in_each_piece_what_is_found_without_it(section_events: int,
         cuts = random_cuts(events, random.Random(seed))[:3]
         found = judge_by_spark(frame, events, cuts, tmp_path / str(seed), section_events)
         assert found == expected_in_pieces(events, cuts)
+
+
+@pytest.mark.drawn
+def test_spark_finds_in_sections_of_one_queue_what_is_found_without_it(frame: Frame, tmp_path: Path) -> None:
+    for seed in seeds(AUDITS):
+        rng = random.Random(seed)
+        events = joined(RandomHistory(each, 60, faults=0.3).events for each in range(seed, seed + 4))
+        queue = rng.choice(sorted({each["queue"] for each in events if each["queue"] is not None}))
+        cuts = random_cuts(events, rng)[:3]
+        found = judge_by_spark(frame, events, cuts, tmp_path / str(seed), 10, queue)
+        expected = expected_in_pieces(events, cuts)
+        assert found == [tuple([row for row in rows if row[0] == queue] for rows in piece) for piece in expected]
 
 
 @pytest.mark.drawn
