@@ -3,14 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from truenext.cli.audit import audit
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, TruenextError
 from truenext.spark import java
 from truenext.spark.java import find_java, java_version, packaged_home, wrap
+from truenext.spark.session import one_error_if_java_ends
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -61,6 +63,21 @@ def test_missing_java_is_an_error_with_its_remedy(no_java: pytest.MonkeyPatch, t
     no_java.setattr(java, "packaged_home", lambda: None)
     with pytest.raises(ConfigurationError, match=r"JAVA_HOME .* is version 11; pip install 'truenext\[spark\]'"):
         find_java()
+
+
+@pytest.mark.parametrize("command", [["true"], ["sleep", "60"]], ids=["ended", "running"])
+def test_error_of_a_call_of_java_names_its_end_if_it_has_ended(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.spark.session.JAVA_DEATH_SECONDS", 1.0 if command == ["true"] else 0.0)
+    with subprocess.Popen(command) as process:
+        monkeypatch.setattr("pyspark.SparkContext._gateway", SimpleNamespace(proc=process))
+        error, text = (
+            (TruenextError, "Java of Spark has ended") if command == ["true"] else (ConnectionRefusedError, "refused")
+        )
+        with pytest.raises(error, match=text), one_error_if_java_ends():
+            raise ConnectionRefusedError("refused")
+        process.kill()
 
 
 def test_command_without_pyspark_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

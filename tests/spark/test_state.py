@@ -406,6 +406,14 @@ STATE = AuditState(
 )
 
 
+@pytest.mark.parametrize("out", ["state", "state/tables"])
+def test_tables_in_the_folder_of_the_state_are_refused_before_it_is_used(out: str, tmp_path: Path) -> None:
+    """Fixed: the audit began, and each later one refused the folder."""
+    with pytest.raises(ConfigurationError, match="is the folder of --state, or is in it"):
+        run_audit([tmp_path], state=tmp_path / "state", out=tmp_path / out)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_next_state_replaces_the_last_one_and_its_cut(tmp_path: Path) -> None:
     with StateFolder.locked(tmp_path) as folder:
         for event in (10, 20):

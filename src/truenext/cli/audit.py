@@ -8,7 +8,7 @@ import click
 
 from truenext.cli.connection import BrokerOptions, address_options
 from truenext.cli.exit_status import NO_ANSWER, NoAnswerFailure
-from truenext.cli.values import SPARK_MASTER, TEXT, LocationParam, PathParam, seconds_option
+from truenext.cli.values import SPARK_MASTER, TEXT, DestinationParam, LocationParam, PathParam, seconds_option
 from truenext.errors import ConfigurationError, TruenextError
 
 
@@ -50,7 +50,7 @@ from truenext.errors import ConfigurationError, TruenextError
 @click.option(
     "--report-to",
     metavar="QUEUE",
-    type=TEXT,
+    type=DestinationParam(),
     help="With --follow: send each finding to this queue of the broker, once, as JSON.",
 )
 @address_options
@@ -70,15 +70,16 @@ def audit(
             "credentials": broker.credentials,
             "report_to": report_to,
         }
-    elif not folders or report_to is not None:
-        raise click.UsageError(
-            "name a folder with a history, or the broker's with --follow; --report-to needs --follow"
-        )
+    elif report_to is not None:
+        raise click.UsageError("--report-to needs --follow")
+    elif not folders:
+        raise click.UsageError("name a folder with a history, or follow that of a running broker: --follow --url URL")
     try:
         if follow:
             from truenext.spark.audit.follow import run_follow
         else:
             from truenext.spark.audit.command import run_audit
+        from truenext.spark.session import one_error_if_java_ends
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
@@ -86,7 +87,8 @@ def audit(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
-        verdicts = [run_follow(folders, **options)] if follow else run_audit(folders, **options)
+        with one_error_if_java_ends():
+            verdicts = [run_follow(folders, **options)] if follow else run_audit(folders, **options)
     except TruenextError as error:
         raise NoAnswerFailure(error) from error
     except Exception as error:

@@ -1,7 +1,9 @@
 """Start of a Spark session, on one machine or on a cluster."""
 
 import fcntl
+import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -9,14 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from truenext.errors import ConfigurationError
+from truenext.errors import ConfigurationError, TruenextError
 from truenext.spark.java import find_java
 
 LOCAL = "local[*]"
+JAVA_DEATH_SECONDS = 2.0
+"""Seconds within which the process of Java ends after its sockets."""
 JAVA_END_SECONDS = 30.0
 """Seconds within which the Java of a command that was killed must end. It notices the end of the command at once."""
 
@@ -93,6 +99,43 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+
+
+@contextmanager
+def one_error_if_java_ends() -> Iterator[None]:
+    """Raise one error if Java ends inside the block, for a command that uses Spark. Without that, each thread that
+    calls Java prints an error of its own.
+
+    Raises: TruenextError
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # py4j also writes to the root logger, which truenext never does.
+    logging.getLogger().addFilter(_is_never_shown)
+    setattr(AccumulatorTCPServer, "handle_error", lambda *_: None)  # noqa: B010
+    try:
+        yield
+    except (Py4JError, OSError) as error:
+        if not _has_java_ended():
+            raise
+        raise TruenextError(
+            "the Java of Spark has ended: it was killed, or memory was short. Start the command again; with --state it "
+            "goes on where it has ended"
+        ) from error
+
+
+def _is_never_shown(_record: logging.LogRecord) -> bool:
+    return False
+
+
+def _has_java_ended() -> bool:
+    java = getattr(SparkContext._gateway, "proc", None)
+    if java is None:
+        return False
+    try:
+        java.wait(JAVA_DEATH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _lock(file: BinaryIO, log: Path) -> None:

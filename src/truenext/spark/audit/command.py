@@ -15,7 +15,7 @@ from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, BrokerVerdic
 from truenext.spark.audit.brokers import FolderHistory
 from truenext.spark.audit.continued import audit_since_state, check_tables, one_history
 from truenext.spark.audit.run_names import run_names
-from truenext.spark.audit.state import StateFolder
+from truenext.spark.audit.state import StateFolder, check_apart
 from truenext.spark.history_files import errors_of_tasks, find_histories, find_local_histories, read_files
 from truenext.spark.output import write_table, write_to_address
 from truenext.spark.paths import Location, below, is_address, output_path, path_to_read, path_to_write
@@ -120,13 +120,14 @@ def _run_from_state(
         )
     if len(folders) > 1:
         raise ConfigurationError("--state needs the history of exactly one broker: name one history folder")
-    _check(folders, stuck_seconds, out)
-    path_to_write(state.resolve())
     if out is not None:
         if isinstance(out, str) and is_address(out):
             raise ConfigurationError("--state needs a folder for --out, not an address: its tables are appended to")
         out = Path(out)
+        check_apart(state, out)
         check_tables(out)
+    _check(folders, stuck_seconds, out)
+    path_to_write(state.resolve())
     with StateFolder.locked(state) as locked:
         earlier = locked.read()
         if earlier is not None:

@@ -29,7 +29,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.continued import write_part
 from truenext.spark.audit.resume import SavedAudit, read_cut
-from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder
+from truenext.spark.audit.state import AuditState, AuditSummary, StateFolder, check_apart
 from truenext.spark.caching import cache_rows
 from truenext.spark.datasource import TruenextDataSource
 from truenext.spark.history.options import parse_options
@@ -183,6 +183,7 @@ def run_follow(
         stuck_seconds=stuck_seconds,
         report_to=None if report_to is None else {**named, "queue": report_to},
     )
+    check_apart(state, out)
     path_to_write(out.resolve())
     path_to_write(state.resolve())
     out.mkdir(parents=True, exist_ok=True)

@@ -90,6 +90,15 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+def check_apart(state: Path, out: Path) -> None:
+    """Check that the tables of an audit get another folder than its state, which has no other files.
+
+    Raises: ConfigurationError if they do not
+    """
+    if out.resolve().is_relative_to(state.resolve()):
+        raise ConfigurationError(f"--out {out} is the folder of --state, or is in it: name a folder outside")
+
+
 class StateFolder:
     """Folder of a state, used by one audit at a time."""
 
