@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -797,6 +798,8 @@ def test_audit_that_spark_cannot_end_exits_with_status_2(monkeypatch: pytest.Mon
         raise RuntimeError("a file does not exist")
 
     monkeypatch.setitem(sys.modules, "truenext.spark.audit.command", SimpleNamespace(run_audit=fail))
+    session = SimpleNamespace(one_error_if_java_ends=nullcontext)
+    monkeypatch.setitem(sys.modules, "truenext.spark.session", session)
     result = CliRunner().invoke(audit, [str(tmp_path)])
     assert result.exit_code == 2, result.output
     assert "RuntimeError: a file does not exist" in result.output
