@@ -791,18 +791,27 @@ def test_seconds_may_have_a_unit(text: str, seconds: float) -> None:
     assert SecondsParam().convert(text, None, None) == seconds
 
 
-def test_audit_that_spark_cannot_end_exits_with_status_2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("a file does not exist", "RuntimeError: a file does not exist"),
+        ("Caused by: java.io.IOException: No space left on device", "truenext: a disk is full: free disk space for"),
+    ],
+)
+def test_audit_that_spark_cannot_end_exits_with_status_2(
+    error: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Status 1 would say that the contract did not hold."""
 
     def fail(*_: object, **__: object) -> NoReturn:
-        raise RuntimeError("a file does not exist")
+        raise RuntimeError(error)
 
     monkeypatch.setitem(sys.modules, "truenext.spark.audit.command", SimpleNamespace(run_audit=fail))
     session = SimpleNamespace(one_error_if_java_ends=nullcontext)
     monkeypatch.setitem(sys.modules, "truenext.spark.session", session)
     result = CliRunner().invoke(audit, [str(tmp_path)])
     assert result.exit_code == 2, result.output
-    assert "RuntimeError: a file does not exist" in result.output
+    assert shown in result.output
 
 
 # ---- purge ----

@@ -1,5 +1,7 @@
 """`truenext audit`: check a broker's history against the contract."""
 
+import errno
+import os
 import traceback
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,13 @@ def audit(
     except TruenextError as error:
         raise NoAnswerFailure(error) from error
     except Exception as error:
+        if os.strerror(errno.ENOSPC) in str(error):
+            raise NoAnswerFailure(
+                ConfigurationError(
+                    "a disk is full: free disk space for --out, --state and Spark's own files, which are in /tmp or in "
+                    "SPARK_LOCAL_DIRS. Then start the command again"
+                )
+            ) from error
         # An error of Spark, such as a file that was deleted meanwhile. Python's status 1 would be a verdict.
         traceback.print_exc()
         raise SystemExit(NO_ANSWER) from error
