@@ -69,7 +69,7 @@ def test_missing_java_is_an_error_with_its_remedy(no_java: pytest.MonkeyPatch, t
 def test_error_of_a_call_of_java_names_its_end_if_it_has_ended(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.spark.session.JAVA_DEATH_SECONDS", 1.0 if command == ["true"] else 0.0)
+    monkeypatch.setattr("truenext.spark.session.SOCKET_END_SECONDS", 1.0 if command == ["true"] else 0.0)
     with subprocess.Popen(command) as process:
         monkeypatch.setattr("pyspark.SparkContext._gateway", SimpleNamespace(proc=process))
         error, text = (

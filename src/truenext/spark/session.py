@@ -1,4 +1,4 @@
-"""Start of a Spark session, on one machine or on a cluster."""
+"""Start of a Spark session, on one machine or on a cluster, and the error of one whose Java has ended."""
 
 import fcntl
 import logging
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkException
@@ -21,8 +21,8 @@ from truenext.errors import ConfigurationError, TruenextError
 from truenext.spark.java import find_java
 
 LOCAL = "local[*]"
-JAVA_DEATH_SECONDS = 2.0
-"""Seconds within which the process of Java ends after its sockets."""
+SOCKET_END_SECONDS = 2.0
+"""Seconds between the end of Java's sockets and that of its process, at most."""
 JAVA_END_SECONDS = 30.0
 """Seconds within which the Java of a command that was killed must end. It notices the end of the command at once."""
 
@@ -103,10 +103,10 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
 
 @contextmanager
 def one_error_if_java_ends() -> Iterator[None]:
-    """Raise one error if Java ends inside the block, for a command that uses Spark. Without that, each thread that
-    calls Java prints an error of its own.
+    """Raise one error if Java ends inside the block, for a command that uses Spark. Errors that threads of Spark and
+    py4j would print are silenced up to the end of the process, since these threads may end after the block.
 
-    Raises: TruenextError
+    Raises: TruenextError if Java has ended
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # py4j also writes to the root logger, which truenext never does.
@@ -114,8 +114,9 @@ def one_error_if_java_ends() -> Iterator[None]:
     setattr(AccumulatorTCPServer, "handle_error", lambda *_: None)  # noqa: B010
     try:
         yield
-    except (Py4JError, OSError) as error:
-        if not _has_java_ended():
+    except (Py4JError, ConnectionError) as error:
+        # A Py4JJavaError is an answer of Java.
+        if isinstance(error, Py4JJavaError) or not _has_java_ended():
             raise
         raise TruenextError(
             "the Java of Spark has ended: it was killed, or memory was short. Start the command again; with --state it "
@@ -132,7 +133,7 @@ def _has_java_ended() -> bool:
     if java is None:
         return False
     try:
-        java.wait(JAVA_DEATH_SECONDS)
+        java.wait(SOCKET_END_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True
